@@ -2,11 +2,11 @@
 
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
---shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training. Re-running the command with the same --output resumes; further strategies, ratios or seeds are added to
-the tables, by several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies
-to all runs.
+Each point is pre-trained on the same number of clips. Its features of whole videos are classified by ridge regression
+and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards are evaluated
+on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without pre-training. Re-running the
+command with the same --output resumes; further strategies, ratios or seeds are added to the tables, by several commands
+at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies to all runs.
 
 A strategy is a masking, optionally with settings: `adaptive`, `adaptive:model.sampler_depth=2,steps=900`. With
 --label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos. Differences to
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
+from benchmarks.linear_baseline import classify
 from common.atomic_io import write_json
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -31,12 +32,14 @@ from common.logging import log
 from common.yaml_io import read_yaml
 from evaluate import evaluate
 from evaluate import parse_arguments as parse_evaluation
+from extract_features import main as extract_features
+from extract_features import parse_arguments as parse_extraction
 from train import train
 from training.config import parse
 
 SCRATCH, BASELINE = "scratch", "random"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
-MEASURES = ("finetune_top1", "attentive_probe_top1")
+MEASURES = ("finetune_top1", "attentive_probe_top1", "linear_top1", "knn_top1")
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over seeds, of each seed's mean over label sets.",
     "_gain: mean difference to random masking of the same ratio, seed and label set; _gain_error: its standard error,"
@@ -147,12 +150,23 @@ class Study:
             start = [f"init_from={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
             if not train(parse([*overrides, *start, f"run={run}"])):
                 raise KeyboardInterrupt
-            if label_set is not None:
+            if label_set is None:
+                found = self.classify_features(run)
+                rows = [row | found for row in rows]
+            else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
                 evaluate(parse_evaluation([str(newest), self.options.validation, *views, output]))
                 rows[label_set][f"{task}_top1"] = float(read_json(run / "evaluation/results.json")["top1"])
         write_json(runs / "result.json", {"settings": settings, "rows": rows})
+
+    def classify_features(self, run: Path) -> Row:
+        """Classify the validation videos by the features of whole videos, with nothing trained but a linear layer."""
+        folders = []
+        for name, shards in (("train", self.options.shards), ("validation", self.options.validation)):
+            folders.append(run / "features" / name)
+            extract_features(parse_extraction([shards, str(folders[-1]), f"--model={run}"]))
+        return {f"{measure}_top1": top1 for measure, top1 in classify(*folders)["encoder"].items()}
 
 
 def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:

@@ -11,7 +11,7 @@ from training.config import TrainConfig, parse
 # What is taken over of the model that a run starts from: by pre-training, the encoder; by a classifier, the clip too.
 # How that was masked only decides whether the shape is a possible one.
 ENCODER = ("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")
-SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio")
+SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "differences", "positions", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
