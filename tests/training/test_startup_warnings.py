@@ -56,3 +56,13 @@ def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
     apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
     assert "1 of 2 videos" in startup_warnings(apart, dataset)[0]  # the same bytes under another name
+
+
+def test_classes_of_none_or_one_video_to_learn_from_are_named(shards, tmp_path):
+    few = ShardDataset.open(write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2))
+    config = parse([f"data.shards={few.folder}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
+                    f"evaluation.shards={shards}"])  # fmt: skip
+    none, one = startup_warnings(config, few)
+    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in none
+    assert "1 classes of evaluation.shards ('class 0') have one video to learn from" in one
+    assert startup_warnings(replace(config, task="pretrain"), few) == []
