@@ -42,7 +42,7 @@ def test_bad_values_are_one_sentence(override, says):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "k400_pretrain", "demo"])
+@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"])
 def test_a_short_run_is_not_all_warm_up_and_learns(name):
     schedule = Schedule(parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]), clips_per_epoch=300)
     assert schedule.warmup_steps <= 32
