@@ -8,7 +8,7 @@ on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned
 command with the same --output resumes; further strategies, ratios or seeds are added to the tables, by several commands
 at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies to all runs.
 
-A strategy is a masking, optionally with settings: `adaptive`, `adaptive:model.sampler_depth=2,steps=900`. With
+A strategy is a masking or `scratch`, optionally with settings: `adaptive:model.sampler_depth=2,steps=900`. With
 --label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos. Differences to
 random masking are paired by seed and label set. The presets are in benchmarks/masking_study.yaml.
 """
@@ -61,11 +61,11 @@ class Point:
         return f"{re.sub('[^0-9A-Za-z._-]', '_', self.strategy)}{ratio}-seed{self.seed}"
 
     def overrides(self) -> list[str]:
-        if self.mask_ratio is None:
-            return [f"seed={self.seed}"]
         masking, _, settings = self.strategy.partition(":")
-        more = [f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
-        return [f"model.masking={masking}", *filter(None, settings.split(",")), *more]
+        more = [*filter(None, settings.split(",")), f"seed={self.seed}"]
+        if self.mask_ratio is None:
+            return more
+        return [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}", *more]
 
 
 def main() -> None:
@@ -169,12 +169,16 @@ class Study:
         return {f"{measure}_top1": top1 for measure, top1 in classify(*folders)["encoder"].items()}
 
 
+def is_scratch(strategy: str) -> bool:
+    return strategy.partition(":")[0] == SCRATCH
+
+
 def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
     """Combine every strategy with every ratio, training from scratch once."""
     strategies, ratios = strategies or [], ratios or []
-    if any(strategy != SCRATCH for strategy in strategies) != bool(ratios):
+    if all(map(is_scratch, strategies)) == bool(ratios):
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
-    pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
+    pairs = [(s, ratio) for s in strategies for ratio in ([None] if is_scratch(s) else ratios)]
     return list(dict.fromkeys(pairs))
 
 
@@ -190,7 +194,7 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
             means = group_means([(row["seed"], row[name]) for row in group])
             line[name] = statistics.mean(means)
             line[f"{name}_std"] = statistics.stdev(means) if len(means) > 1 else None
-            if strategy not in (BASELINE, SCRATCH):
+            if strategy != BASELINE and not is_scratch(strategy):
                 gain, error = paired_gain(group, groups.get((BASELINE, ratio), []), name)
                 line |= {f"{name}_gain": gain, f"{name}_gain_error": error}
         summary.append({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()})
