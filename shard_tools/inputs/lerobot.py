@@ -40,7 +40,7 @@ def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
                 start, end = (episode.get(f"videos/{camera}/{name}_timestamp") for name in ("from", "to"))
                 chunk = index // info["chunks_size"]
                 name = info["video_path"].format(video_key=camera, episode_index=index, episode_chunk=chunk, **said)
-                fields = {"episode_index": index, "camera": camera}
+                fields = {"episode": index, "camera": camera}
                 fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
                 item = make_item((folder / name).relative_to(where).as_posix(), folder / name, None)
                 segment = None if start is None or end is None else Segment(start, end)

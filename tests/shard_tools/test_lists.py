@@ -378,8 +378,8 @@ def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
     table = tmp_path / "3/meta/episodes/chunk-000/file-000.parquet"
     parquet.write_table(pyarrow.table(columns), table)
     assert {item.name: json.loads(item.fields) for item in read_inputs(str(tmp_path / "3"))} == {
-        f"{video}#t=0,3": {"episode_index": 0, "camera": "top", "tasks": ["pick"], "length": 30},
-        f"{video}#t=3,5": {"episode_index": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20},
+        f"{video}#t=0,3": {"episode": 0, "camera": "top", "tasks": ["pick"], "length": 30},
+        f"{video}#t=3,5": {"episode": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20},
     }
     with pytest.raises(InputError, match=r"is a table of a data set of LeRobot: give the folder .*/3 as INPUT"):
         read_inputs(str(table))
