@@ -149,9 +149,10 @@ class PlannedRun:
     @property
     def planned_speed(self) -> float:
         """What the loader makes as the run is configured, but for more than two clips per decoded video."""
-        data = self.config.data
-        key = ("dali", 1) if data.decoder == "dali" else ("pyav", min(data.repeats, 2))
-        return self.loader_speeds.get(key, 0.0)
+        data, speeds = self.config.data, self.loader_speeds
+        if data.dali_share == "auto" and ("auto", 1) in speeds:
+            return speeds["auto", 1]
+        return speeds.get(("dali", 1) if data.decoder == "dali" else ("pyav", min(data.repeats, 2)), 0.0)
 
 
 def main(options: argparse.Namespace) -> int:
