@@ -16,7 +16,7 @@ so re-running the command continues.
 import argparse
 from pathlib import Path
 
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.errors import DISK_FULL, InputError, name_disk_errors, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -63,7 +63,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -122,7 +122,9 @@ class Features:
 
     def append(self, window: dict[str, np.ndarray]) -> None:
         for name, values in window.items():
-            values.tofile(self.files[name])
+            with name_disk_errors(Path(gettempdir())):
+                self.files[name].write(values.data)
+                self.files[name].flush()
             self.kinds[name] = values.dtype, values.shape
         self.num_windows += 1
 
@@ -282,6 +284,8 @@ def cut_windows(video: Features, length: int, stride: int) -> Iterator[tuple[Fea
             if count >= length and (count - length) % stride == 0:
                 yield video, list(held)
     except (UnusableError, VideoError, OSError) as error:
+        if getattr(error, "errno", None) in DISK_FULL:  # of a copy of it
+            raise
         video.incomplete = str(error)
     if 0 < count < length and not video.incomplete:
         yield video, [*held, *[held[-1]] * (length - count)]
