@@ -117,8 +117,10 @@ def describe_error(error: InputError | OSError) -> str:
     sentence = f"cannot use {path}: {error.strerror}"
     if error.errno in DISK_FULL:
         with suppress(OSError):
-            folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
+            absolute = Path(path).absolute()
+            folder = next(place for place in (absolute, *absolute.parents) if place.is_dir())
             sentence += f" ({shutil.disk_usage(folder).free // 2**20} MiB free)"
+        sentence += ": free space and run the same command again"
     return sentence
 
 
@@ -130,7 +132,7 @@ def name_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno not in DISK_ERRORS:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
