@@ -1,6 +1,6 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, a folder of such, or what make_shards.py takes: a video, a folder, a list, tars. Windows
+INPUT is a dataset of shards, a folder of datasets, or what make_shards.py takes: a video, a folder, a list, tars. Windows
 of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
 frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
 last frame, and what is left after the last whole window is not covered.

@@ -255,7 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folders = [output.folder for output in outputs.values() if is_described(output.folder)]
             known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        return max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+        code = max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+        if code == 0 and parsed.part[1] == 1:
+            log(f"next: python doctor.py {printable(outputs.get('train', next(iter(outputs.values()))).locate())}")
+        return code
 
 
 if __name__ == "__main__":
