@@ -1,9 +1,9 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, a folder of datasets, or what make_shards.py takes: a video, a folder, a list, tars. Windows
-of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
-frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
-last frame, and what is left after the last whole window is not covered.
+INPUT is a dataset of shards, a folder of datasets, or what make_shards.py takes: a video, a folder, a list, tars.
+Windows of --window frames slide over each video by --stride frames; both count sampled frames, which are
+--frame-stride source frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter
+than one repeats its last frame, and what is left after the last whole window is not covered.
 
 Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the
 tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the

@@ -62,7 +62,7 @@ def test_a_run_says_once_how_long_it_takes_and_each_evaluation_in_words(tmp_path
         logger.evaluation(3, {"reconstruction_loss": 0.9, "num_videos": 63})
     said = capsys.readouterr().err
     assert said.count("the remaining 99 steps take about ") == said.count("remaining") == 1
-    assert "\nstep 3: held-out loss 0.900, 63 videos\n" in said
+    assert "step 3: held-out loss 0.900, 63 videos\n" in said
 
 
 def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
