@@ -18,6 +18,7 @@ from itertools import combinations
 from pathlib import Path
 
 from common.arguments import ArgumentParser, parse_part
+from common.cpus import count_cpus
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
@@ -27,10 +28,11 @@ from shard_tools.build import Build, read_rejects
 from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
+from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
-from shard_tools.workers import ENGINES, NUM_CPUS
+from shard_tools.workers import ENGINES
 
 NUM_SHOWN = 10  # rejects that are printed
 MAX_TIMEOUT_S = 1e9  # of a timer
@@ -71,7 +73,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
         how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **argument)
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
+    run.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
@@ -213,7 +215,7 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
-    choose_settings(parsed)  # a contradiction is said before anything is read
+    settings = choose_settings(parsed)  # a contradiction is said before anything is read
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
@@ -235,6 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
+            for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
+                log(note, sys.stderr)
             splits[name] = inputs
         for (name, one), (other_name, other) in combinations(splits.items(), 2):
             if shared := one.list_shared(other):

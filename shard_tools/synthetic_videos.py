@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from common.errors import InputError, require_positive, run_command
+
+# isort: split
 import av
 import numpy as np
 from av.video.stream import VideoStream
@@ -23,7 +26,6 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from common.arguments import ArgumentParser
-from common.errors import InputError, require_positive, run_command
 from common.logging import log
 from common.progress import progress_bar
 from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
