@@ -90,7 +90,7 @@ def visualize(options: argparse.Namespace) -> None:
                 (name, reconstruct(other, clip.frames[None], options.seed)) for name, other in models
             )
             save_image(render_figure(rows, config, clip.times, COMPARISON_WIDTH), output / f"{clip.name}{ending}.png")
-    log(f"wrote figures to {output}")
+    log(f"wrote a PNG and a GIF of each video to {output}")
 
 
 def with_every_strategy(model: AdaMAE) -> Iterator[tuple[str, AdaMAE]]:
