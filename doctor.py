@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, repeat
 
+from common.arguments import ArgumentParser
+from common.cpus import count_cpus
 from common.errors import InputError, parse_early, run_command
 from common.logging import escape, format_bytes, format_duration, log
 from training.config import TrainConfig, parse
@@ -42,9 +44,7 @@ RANK = int(os.environ.get("RANK", "0"))  # torchrun's; the first one reports, th
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", nargs="?", default="", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.size=small")
     parser.add_argument("--config", metavar="FILE", help="config of the planned run")
@@ -90,7 +90,7 @@ def check_environment() -> bool:
 def describe_machine() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    yield f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
+    yield f"{count_cpus()} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
 
 
 def find_version(module: str) -> Iterator[str]:
@@ -169,12 +169,17 @@ def check_run(run: PlannedRun, shards: str) -> Iterator[bool]:
     config.batch_size = min(config.batch_size, -(-config.global_batch // dist.world_size))
     if shards:
         say(f"dataset {escape(shards)}")
-        yield report("content", describe_dataset(run))
+        is_readable = report("content", describe_dataset(run))
+        yield is_readable
+        if not is_readable:
+            return
     if run.dataset:
         yield report("read", measure_reading(run.dataset))
         yield report("PyAV decode", measure_decoder(run, run.dataset, "pyav", (1, 2)))
         dali = iter(["needs a GPU"]) if on_cpu else measure_decoder(run, run.dataset, "dali", (1,))
         yield report("DALI decode", dali)
+        if not on_cpu and ("dali", 1) in run.loader_speeds:
+            yield report("both decode", measure_decoder(run, run.dataset, "auto", (1,)))
     say("training step")
     yield report("speed", measure_step(run))
     if dist.world_size > 1:
@@ -232,10 +237,13 @@ def measure_reading(dataset: ShardDataset) -> Iterator[str]:
 def measure_decoder(
     run: PlannedRun, dataset: ShardDataset, decoder: Decoder, repeats: tuple[int, ...]
 ) -> Iterator[str]:
-    """Load clips with one decoder alone, `repeats` of them from every decoded video."""
+    """Load clips with one decoder alone, or with both (auto), `repeats` of them from every decoded video."""
     sizes = run.config.model
     for count in repeats:
-        data = replace(run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1)
+        data = replace(
+            run.config.data, decoder=decoder, repeats=count, dali_share="auto" if decoder == "auto" else None,
+            canonical_nodes=1,
+        )  # fmt: skip
         plan = TrainingPlan(
             dataset, data, num_frames=sizes.num_frames, image_size=sizes.image_size, seed=run.config.seed,
             batch_size=run.first_batch * count, rank=run.dist.rank, world_size=run.dist.world_size,
@@ -364,7 +372,8 @@ def estimate_duration(run: PlannedRun) -> Iterator[str]:
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
     """Compare all ways of loading with the training step; say how many cores PyAV needs beside a GPU."""
-    ways = {"data.repeats=1": ("pyav", 1), "data.repeats=2": ("pyav", 2), "data.decoder=dali": ("dali", 1)}
+    ways = {"data.repeats=1": ("pyav", 1), "data.repeats=2": ("pyav", 2)}
+    ways |= {"data.decoder=dali": ("dali", 1), "data.dali_share=auto": ("auto", 1)}
     speeds = {way: run.loader_speeds[key] for way, key in ways.items() if key in run.loader_speeds}
     ratio = run.planned_speed / run.step_speed
     verdict = "not data-bound"
@@ -376,7 +385,7 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
     if ratio < DATA_BOUND_BELOW and speeds[best] > run.planned_speed:
         yield f"{best} reaches {speeds[best] / run.step_speed:.2f}× the speed of the step; more CPU cores help too"
     if run.dist.device.type == "cuda" and ("pyav", 1) in run.loader_speeds:
-        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+        cores, gpus = count_cpus(), torch.cuda.device_count()
         busy = min(run.config.data.workers, cores)
         needed = ", ".join(
             f"{math.ceil(busy * run.step_speed / speed)} with {way}"

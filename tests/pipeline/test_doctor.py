@@ -65,7 +65,7 @@ def test_broken_shards_and_optional_packages_are_a_line(report, monkeypatch, tmp
     assert lines["DALI"].startswith("! DALI          AttributeError: ")
     assert lines["content"].startswith("! ")
     assert "nowhere" in lines["content"]
-    assert "clips/s" in lines["speed"]
+    assert "speed" not in lines, "no step is timed beside a wrong path"
 
 
 def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path):
@@ -95,6 +95,7 @@ def test_short_videos_and_lengths_are_told(report, synthetic_shards):
 
 def compare(device: str, step_speed: float, *overrides: str) -> list[str]:
     speeds = {("pyav", 1): 60.0, ("pyav", 2): 90.0, ("dali", 1): 30.0}
+    speeds |= {("auto", 1): 85.0} if device == "cuda" else {}
     config = doctor.parse_arguments(["data.num_workers=1", *overrides]).config
     dist = SimpleNamespace(device=torch.device(device))
     run = doctor.PlannedRun(config, 1.0, dist, loader_speeds=speeds, step_speed=step_speed)
@@ -112,6 +113,7 @@ def test_the_verdict(monkeypatch):
     assert compare("cpu", 60, "data.decoder=dali")[0].startswith("data-bound, stalled about 50% of the time")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    assert "85 with data.dali_share=auto" in compare("cuda", 300)[0]
     said = "CPU cores per GPU that load as fast as a step: 5 with data.repeats=1, 4 with data.repeats=2; there are 8"
     assert said in compare("cuda", 300)[-1]
 
@@ -130,7 +132,12 @@ def test_several_ranks_time_their_network_and_name_the_slowest():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--seconds", "0"], "--seconds is 0"), (["model.sise=tiny"], "did you mean model.size")]
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "--seconds is 0"),
+        (["model.sise=tiny"], "did you mean model.size"),
+        (["--secs", "1"], "there is no option --secs: did you mean --seconds"),
+    ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
