@@ -148,10 +148,11 @@ class PlannedRun:
 
     @property
     def planned_speed(self) -> float:
-        """What the loader makes as the run is configured, but for more than two clips per decoded video."""
+        """What the loader makes as the run is configured, or by the nearest way that was measured."""
         data = self.config.data
-        key = ("dali", 1) if data.decoder == "dali" else ("pyav", min(data.repeats, 2))
-        return self.loader_speeds.get(key, 0.0)
+        nearest = ("pyav", min(data.repeats, 2))
+        key = ("dali", 1) if data.decoder == "dali" else ("auto", 1) if data.dali_share else nearest
+        return self.loader_speeds.get(key) or self.loader_speeds.get(nearest, 0.0)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -169,7 +170,7 @@ def check_run(run: PlannedRun, shards: str) -> Iterator[bool]:
     config.batch_size = min(config.batch_size, -(-config.global_batch // dist.world_size))
     if shards:
         say(f"dataset {escape(shards)}")
-        is_readable = report("content", describe_dataset(run))
+        is_readable = all(dist.gather(report("content", describe_dataset(run))))
         yield is_readable
         if not is_readable:
             return
