@@ -124,7 +124,7 @@ from training.distributed import Distributed, sum_over_ranks
 from training.optimizer import make_optimizer
 from training.parallelize import parallelize
 from training.schedule import Schedule
-from training.startup_warnings import MAX_CHECKED, warn_of_videos
+from training.startup_warnings import MAX_CHECKED, startup_warnings
 from training.stragglers import StragglerDetector
 from training.tasks.pretraining import Pretraining
 
@@ -214,7 +214,7 @@ def describe_dataset(run: PlannedRun) -> Iterator[str]:
     lengths = run.dataset.column("num_frames", MAX_CHECKED) / run.dataset.column("fps", MAX_CHECKED)
     shortest, median, longest = map(format_duration, np.quantile(lengths, [0, 0.5, 1]))
     yield f"{median} is the median length of a video, {shortest} the shortest, {longest} the longest"
-    yield from warn_of_videos(run.dataset, run.config.data, run.config.model.num_frames)
+    yield from startup_warnings(run.config, run.dataset, run.dist.device)
 
 
 def measure_reading(dataset: ShardDataset) -> Iterator[str]:
