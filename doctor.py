@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, repeat
 
+from common.arguments import ArgumentParser
+from common.cpus import count_cpus
 from common.errors import InputError, parse_early, run_command
 from common.logging import escape, format_bytes, log
 from training.config import TrainConfig, parse
@@ -32,9 +34,7 @@ DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python doctor.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", nargs="?", default="", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.size=small")
     parser.add_argument("--config", metavar="FILE", help="config of the planned run")
@@ -74,7 +74,7 @@ def check_environment() -> bool:
 def describe_machine() -> Iterator[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    yield f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
+    yield f"{count_cpus()} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
 
 
 def find_version(module: str) -> Iterator[str]:
@@ -129,11 +129,14 @@ def main(options: argparse.Namespace) -> int:
     results = []
     if options.shards:
         log(f"dataset {escape(options.shards)}")
-        results.append(report("content", describe_dataset(run)))
+        if not report("content", describe_dataset(run)):
+            return 1
     if run.dataset:
         results.append(report("read", measure_reading(run.dataset)))
         results.append(report("PyAV decode", measure_decoder(run, run.dataset, "pyav", (1, 2))))
         results.append(report("DALI decode", measure_decoder(run, run.dataset, "dali", (1,))))
+        if ("dali", 1) in run.loader_speeds and run.device.type == "cuda":
+            results.append(report("both decode", measure_decoder(run, run.dataset, "auto", (1,))))
     log("training step")
     results.append(report("speed", measure_step(run)))
     if run.loader_speeds and run.step_speed:
@@ -182,10 +185,13 @@ def measure_reading(dataset: ShardDataset) -> Iterator[str]:
 def measure_decoder(
     run: PlannedRun, dataset: ShardDataset, decoder: Decoder, repeats: tuple[int, ...]
 ) -> Iterator[str]:
-    """Load clips with one decoder alone, `repeats` of them from every decoded video."""
+    """Load clips with one decoder alone, or with both (auto), `repeats` of them from every decoded video."""
     sizes = run.config.model
     for count in repeats:
-        data = replace(run.config.data, decoder=decoder, repeats=count, dali_share=None, canonical_nodes=1)
+        data = replace(
+            run.config.data, decoder=decoder, repeats=count, dali_share="auto" if decoder == "auto" else None,
+            canonical_nodes=1,
+        )  # fmt: skip
         plan = TrainingPlan(
             dataset, data, num_frames=sizes.num_frames, image_size=sizes.image_size, seed=run.config.seed,
             batch_size=run.config.batch_size * count,
@@ -229,14 +235,11 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
-    """Compare decoding with the training step; on a GPU, video engines and CPU work side by side."""
+    """Compare decoding with the training step."""
     speeds, repeats = run.loader_speeds, min(run.config.data.repeats, 2)
-    pyav, dali = speeds.get(("pyav", repeats), 0.0), speeds.get(("dali", 1), 0.0)
-    join = sum if run.device.type == "cuda" else max
-    speed = join((pyav, dali))
-    how = f"data.decoder=pyav data.repeats={repeats}" if pyav >= dali else "data.decoder=dali"
-    if join is sum and pyav and dali:
-        how = f"data.dali_share={dali / speed:.2f}"
+    ways = {f"data.decoder=pyav data.repeats={repeats}": ("pyav", repeats)}
+    ways |= {"data.decoder=dali": ("dali", 1), "data.dali_share=auto": ("auto", 1)}
+    how, speed = max(((way, speeds.get(key, 0.0)) for way, key in ways.items()), key=lambda found: found[1])
     yield f"fastest decoding: {how}, about {speed:.3g} clips/s"
     ratio = speed / run.step_speed
     if ratio >= DATA_BOUND_BELOW:
@@ -247,7 +250,7 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
         f" {1 - min(ratio, 1):.0%} of the time"
     )
     if repeats == 1 and ("pyav", 2) in speeds:
-        ratio = join((speeds["pyav", 2], dali)) / run.step_speed
+        ratio = max(speeds["pyav", 2], speed) / run.step_speed
         yield f"with data.repeats=2 it reaches {ratio:.2f}×; more CPU cores help too"
 
 

@@ -18,6 +18,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, require_positive, run_command
 
 OVERRIDES = (
@@ -27,10 +28,12 @@ OVERRIDES = (
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
-    parser.add_argument("shards", nargs="?", help="labeled dataset folder")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.frame_stride=2")
+    parser.add_argument("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2"
+    )
     parser.add_argument("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
     parser.add_argument("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
     parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
@@ -71,7 +74,7 @@ from safetensors import safe_open
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
-from common.logging import log
+from common.logging import format_duration, log
 from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
 from model.classifier import load_classifier
 from model.encoder import SELECTIONS
@@ -84,19 +87,10 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import (
-    Evaluator,
-    HeldOut,
-    Predictions,
-    Views,
-    check_classes,
-    describe_scores,
-    knn_top1,
-    majority_top1,
-    warn_of_majority,
-)
+from training.evaluation import Evaluator, HeldOut, Predictions, Views, check_classes, knn_top1, majority_top1
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
+from training.summary import describe_scores, interpret_scores
 
 NUM_MISTAKES = 16
 NUM_FRAMES = 6  # of each mistake
@@ -146,8 +140,8 @@ def evaluate(options: argparse.Namespace) -> None:
         if dist.is_main:
             results = baselines | make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
-            log(f"{describe_scores(results, results['num_videos'])}, in {time.perf_counter() - started:.0f} s")
-            for sentence in warn_of_majority(results):
+            log(f"{describe_scores(results)}, in {format_duration(time.perf_counter() - started)}")
+            for sentence in interpret_scores(results):
                 log(sentence, sys.stderr)
 
 
@@ -155,8 +149,8 @@ def evaluate_neighbors(options: argparse.Namespace) -> None:
     """Say the accuracy of k-NN, beside what needs no model; write it to --output, if that is given."""
     results = compare_clips(options) if options.shards else compare_features(options)
     if results:
-        log(describe_scores(results, results["num_videos"]))
-        for sentence in warn_of_majority(results):
+        log(describe_scores(results))
+        for sentence in interpret_scores(results):
             log(sentence, sys.stderr)
     if results and options.output:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -177,7 +171,7 @@ def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
         scores = HeldOut(config, reference, max_videos=sys.maxsize).evaluate(encoder.to(dist.device), dist)
         if "knn_top1" not in scores:
             raise InputError(f"{options.shards} and {options.knn} have fewer than two classes, or the same files")
-        return {"num_videos": len(dataset.samples), **scores} if dist.is_main else {}
+        return {name: score for name, score in scores.items() if name != "rankme"} if dist.is_main else {}
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
@@ -187,18 +181,19 @@ def compare_features(options: argparse.Namespace) -> dict[str, Any]:
     labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))
     allowed = torch.tensor([[video["source"] != other["source"] for other in others] for video in about])
     accuracy = knn_top1(features, labels, reference, other_labels, allowed)
-    return {"num_videos": len(about), "knn_top1": accuracy, "majority_top1": majority_top1(labels)}
+    counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
+    return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
 
 
 def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[torch.Tensor, "V D"]]:
     """Read the metadata and the mean features of all videos. Raise InputError where there are none, or no labels."""
     about, features = [], []
-    for file in sorted(folder.rglob("*.safetensors")) if (folder / "features.json").is_file() else ():
+    for file in sorted(folder.rglob("*.safetensors")) if folder.is_dir() else ():
         with safe_open(file, "pt") as opened:
-            about.append(opened.metadata())
+            about.append(opened.metadata() or {})
+            if not about[-1].get("label"):
+                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
             features.append(opened.get_tensor("features").mean(dim=0))
-        if not about[-1].get("label"):
-            raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
     if not about:
         raise InputError(
             f"{folder} has no features as safetensors: run extract_features.py, or name SHARDS after weights"
@@ -231,7 +226,7 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
     """Return the content of results.json."""
     names = dataset.info.classes
     results: dict[str, Any] = {name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")}
-    results |= {"num_videos": len(found.labels), **found.scores()}
+    results |= found.scores()
     if found.is_multi_label:
         counts, scores, score = found.labels.sum(dim=0).tolist(), found.average_precisions(), "AP"
     else:

@@ -8,14 +8,13 @@ config.yaml of a run.
 import argparse
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, require_positive, run_command
 from training.config import parse
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python preview.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
     parser.add_argument("--config", metavar="FILE", help="config of the run")

@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 600, 220  # of a chart, in units of its own
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # Okabe and Ito's, for any color vision
 CHARTS = (
     ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll"),
-    ("evaluation/knn_top1", "evaluation/majority_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP"),
+    tuple(f"evaluation/{name}" for name in "knn_top1 majority_top1 pixel_top1 top1 top5 mAP".split()),
     *([name] for name in "accuracy evaluation/rankme clips_per_second data_wait_fraction lr grad_norm".split()),
     ("sampler_entropy",),
 )
