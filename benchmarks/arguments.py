@@ -10,7 +10,7 @@ from common import arguments
 class ArgumentParser(arguments.ArgumentParser):
     """A command's parser with the options of benchmarks."""
 
-    def __init__(self, doc: str | None, output: str = "benchmarks/results/<gpu> or .../cpu") -> None:
+    def __init__(self, doc: str | None, output: str = "benchmark_results/<gpu> or .../cpu") -> None:
         """output: the default of --output."""
         super().__init__(doc)
         self.add_argument("--output", type=Path, help=f"default: {output}")

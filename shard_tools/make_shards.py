@@ -28,6 +28,7 @@ from shard_tools.build import Build, list_sources, read_rejects
 from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
+from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.splits import parse_group_by, warn_of_shared
 from shard_tools.temp_table import explain_full_disk
@@ -229,7 +230,7 @@ def open_output(arguments: argparse.Namespace, name: str) -> LocalOutput:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
-    choose_settings(parsed)  # a contradiction is said before anything is read
+    settings = choose_settings(parsed)  # a contradiction is said before anything is read
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
@@ -256,6 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
+            for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
+                log(note, sys.stderr)
             splits[name] = inputs
         for (name, one), (other_name, other) in combinations(splits.items(), 2):
             if shared := one.list_shared(other):

@@ -1,12 +1,13 @@
 """Warn of data that a run will hardly learn from, before it starts."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from pipeline.config import DataConfig
-from pipeline.planning.plan import frame_step
+from pipeline.config import DEFAULT_STRIDE, DataConfig
+from pipeline.planning.plan import frame_step, largest_stride
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.evaluation import has_same_classes
@@ -79,12 +80,26 @@ def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> 
             )
     short = stored < needed
     if short.any():
-        advice = "raise data.fps or lower" if data.fps else "lower data.frame_stride or"
+        advice = "raise data.fps or " if data.fps else ""
+        if data.sampling == "strided" and not data.fps:
+            advice = advise_stride(
+                dataset, data, largest_stride((stored - 1) * stride.astype(np.int64) + 1, num_frames)
+            )
         found.append(
             f"WARNING: {short.sum()} of {checked} videos are shorter than a clip (the shortest has"
-            f" {stored[short].min()} of {needed[short].max()} frames): {repeated}; {advice} model.num_frames"
+            f" {stored[short].min()} of {needed[short].max()} frames): {repeated}; {advice}lower model.num_frames"
         )
     return found
+
+
+def advise_stride(dataset: ShardDataset, data: DataConfig, wanted: int) -> str:
+    """Say how clips come to the stride `wanted`, which their length allows: it must be a multiple of the stored one."""
+    stored = math.lcm(*dataset.info.frame_strides)
+    if wanted >= (data.frame_stride or DEFAULT_STRIDE):
+        return ""  # few are short
+    if wanted >= stored:
+        return f"set data.frame_stride={wanted // stored * stored} or "
+    return f"make shards with --frame-stride {wanted} and set data.frame_stride={wanted}, or "
 
 
 def count_shared_videos(one: ShardDataset, other: ShardDataset) -> int:
