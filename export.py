@@ -108,6 +108,8 @@ def leave_out_decoder(weights: pretrained.Weights) -> pretrained.Weights:
 
 
 def convert(weights: pretrained.Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
+    if weights.config.differences:
+        raise InputError("no other project makes differences of frames (model.differences): use export … --to encoder")
     return to_external(weights.state, layout, weights.config.tubelet_size, weights.config.in_channels)
 
 
@@ -175,14 +177,14 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
     state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.safetensors"
-        if config.positions == "flat-1d" and "norm.running_mean" not in state:
+        if config.positions == "flat-1d" and not config.differences and "norm.running_mean" not in state:
             export_huggingface(weights, file.parent)
             sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
             state = convert(weights, "huggingface") | sampler
         metadata = pretrained.make_metadata(config, classes, multi_label)
         metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
         write_weights(file, state, metadata)
-        if config.in_channels == 3 and "encoder.norm.weight" in weights.state:
+        if config.in_channels == 3 and not config.differences and "encoder.norm.weight" in weights.state:
             positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
             write_weights(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
         write_card(file, weights, state, source, repo, license)

@@ -14,6 +14,7 @@ MASKS = {
     "tube": "model.masking.uniform:UniformMasking",
     "frame": "model.masking.uniform:UniformMasking",
     "motion": "model.masking.motion:MotionMasking",
+    "motion-share": "model.masking.motion:MotionShareMasking",
 }
 TARGETS = {
     "pixels": "model.targets.pixels:PixelTarget",

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -90,6 +91,7 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert 0 <= results.pop("pixel_top1") <= 1, (
         "of the videos that the run was trained on, which an export does not name"
     )
+    assert results.pop("knn_videos") == 16
     assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
 
@@ -110,7 +112,9 @@ def test_neighbors_by_weights_without_a_run_and_by_features(synthetic_videos, sy
     means = torch.stack([load_file(file)["features"].mean(dim=0) for file in files])
     labels = torch.tensor([file.parent.name == "right" for file in files]).long()
     assert by_video["knn_top1"] == knn_top1(means, labels, means, labels, ~torch.eye(16, dtype=torch.bool))
-    assert capsys.readouterr().out.count("(most common class 0.500") == 2
+    said = re.findall(r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n", capsys.readouterr().out)
+    assert said[0].startswith(", 1-NN of pixels 0.")
+    assert said[1:] == [""], "features have no pixels"
     for arguments, says in (
         ([weights], "what is .* to be evaluated on"),
         ([weights, "--knn", features], "has no features as safetensors: run extract_features.py, or name SHARDS"),
@@ -259,7 +263,8 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("run", r"what is run to be evaluated on"),
+        ("", r"the following arguments are required: checkpoint.*; `.*--help` lists every option"),
+        ("run", "give a labeled dataset folder as SHARDS"),
         ("run shards --batchsize 2", "there is no option --batchsize: did you mean --batch-size"),
         ("run shards --clips two", "--clips: invalid int value: 'two'"),
     ],

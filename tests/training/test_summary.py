@@ -33,7 +33,7 @@ def test_a_score_that_says_nothing_is_said():
         "WARNING: k-NN 0.600 ± 0.062 is not clearly above always predicting the most common class (0.508"
     )
     (pixels,) = interpret_scores(KNN | {"pixel_top1": 0.635})
-    assert "not clearly above the class of the training video with the nearest mean gray thumbnail (0.635)" in pixels
+    assert "not clearly above the class of the video with the nearest mean gray thumbnail (0.635)" in pixels
     (loss,) = interpret_scores(KNN | {"reconstruction_loss": 0.985}, model)
     assert "the mean of each patch (1), so hardly anything has been learned" in loss
     other = parse(["data.shards=s", "model.normalize_target=false"]).model
