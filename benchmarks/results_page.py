@@ -1,4 +1,4 @@
-"""Fill in the numbers of README, docs/results.md and docs/experiments.md that result files hold, and redraw the plot:
+"""Fill in the numbers of README, docs/results.md and docs/experiments.md that result files hold, and redraw the plots:
 `python benchmarks/results_page.py`.
 
 A table stands between two comments. The first names the JSON file in benchmarks/results/, the columns (`name: heading`,
@@ -26,10 +26,16 @@ NUMBERS: dict[str, dict[str, Any]] = {
     for group in read_yaml(ROOT / "benchmarks/results_page.yaml")
     for name, number in group["numbers"].items()
 }
-LOADING = "cpu/pipeline_throughput.json"
-PLOT = ROOT / "docs" / "loading.png"
+LOADING, STEP = "cpu/pipeline_throughput.json", "nvidia-h200/step_budget.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
+KINDS = {
+    "products": "#2471a3",
+    "attention": "#c0392b",
+    "elementwise": "#d4ac0d",
+    "other_kernels": "#95a5a6",
+    "between_kernels": "#566573",
+}
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
 )
@@ -47,9 +53,10 @@ def main() -> None:
     for page in PAGES:
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
-    with atomic_write(PLOT) as partial:
-        plot_loading(read_rows(LOADING)).savefig(partial, format="png", dpi=90)
-    print(f"wrote {PLOT}")
+    for name, figure in (("loading", plot_loading(read_rows(LOADING))), ("step", plot_step(read_rows(STEP)))):
+        with atomic_write(ROOT / "docs" / f"{name}.png") as partial:
+            figure.savefig(partial, format="png", dpi=90)
+        print(f"wrote docs/{name}.png")
 
 
 def regenerate(text: str) -> str:
@@ -129,6 +136,26 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         axes.legend(loc="lower right", fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("clips per CPU-second")
+    return figure
+
+
+def plot_step(rows: Sequence[Row]) -> Figure:
+    """Plot the milliseconds of a step's parts by kind of kernel, and of the whole step beside its bound."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=[3, 2])
+    for axes, kind, title in zip(panels, ("part", "step"), ("parts, estimated", "the whole step"), strict=True):
+        shown = [row for row in reversed(rows) if row["kind"] == kind]
+        names, ends = [row["part"] for row in shown], [0.0] * len(shown)
+        for of, color in KINDS.items():
+            widths = [row.get(f"{of}_ms") or 0 for row in shown]
+            bars = axes.barh(names, widths, left=ends, color=color, label=of.replace("_", " "))
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+        labels = [f"{row['ms']}, MFU {row['mfu']:.2f}" if "mfu" in row else row["ms"] for row in shown]
+        axes.bar_label(bars, labels, padding=3)
+        axes.set_xlim(right=(1.6 if kind == "step" else 1.1) * max(ends))
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("ms, 64 clips of ViT-Base on an H200")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8)
     return figure
 
 
