@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, require_positive, run_command
 
 OVERRIDES = (
@@ -21,10 +22,12 @@ OVERRIDES = (
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
     parser.add_argument("shards", help="labeled dataset folder")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.frame_stride=2")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2"
+    )
     parser.add_argument("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
     parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
     parser.add_argument("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
@@ -59,7 +62,7 @@ from jaxtyping import UInt8
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
-from common.logging import log
+from common.logging import format_duration, log
 from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
 from model.classifier import load_classifier
 from model.encoder import SELECTIONS
@@ -72,9 +75,10 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, Views, check_classes, warn_of_majority
+from training.evaluation import Evaluator, Predictions, Views, check_classes
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
+from training.summary import describe_scores, interpret_scores
 
 NUM_MISTAKES = 16
 NUM_FRAMES = 6  # of each mistake
@@ -117,10 +121,8 @@ def evaluate(options: argparse.Namespace) -> None:
         if dist.is_main:
             results = make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
-            names = {"mAP": "mAP", "top1": "top-1"} | ({"top5": "top-5"} if len(dataset.info.classes) > 5 else {})
-            scores = ", ".join(f"{shown} {results[name]:.4f}" for name, shown in names.items() if name in results)
-            log(f"{scores} on {results['num_videos']} videos in {time.perf_counter() - started:.0f} s")
-            for sentence in warn_of_majority(results):
+            log(f"{describe_scores(results)}, in {format_duration(time.perf_counter() - started)}")
+            for sentence in interpret_scores(results):
                 log(sentence, sys.stderr)
 
 
@@ -144,7 +146,7 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
     """Return the content of results.json."""
     names = dataset.info.classes
     results: dict[str, Any] = {name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")}
-    results |= {"num_videos": len(found.labels), **found.scores()}
+    results |= found.scores()
     if found.is_multi_label:
         counts, scores, score = found.labels.sum(dim=0).tolist(), found.average_precisions(), "AP"
     else:

@@ -13,11 +13,12 @@ scripts read it.
 import argparse
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     importing, exporting = commands.add_parser("import"), commands.add_parser("export")
     importing.add_argument("source", metavar="CHECKPOINT")
@@ -131,7 +132,10 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     """
     config, size = weights.config, weights.config.dimensions
     if config.positions != "flat-1d":
-        raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
+        raise InputError(
+            f"Hugging Face's VideoMAE has no {config.positions} positions: use --to encoder, or train with"
+            " model.positions=flat-1d"
+        )
     is_classifier = "head.weight" in weights.state
     kind = "ForVideoClassification" if is_classifier else "ForPreTraining" if is_pretraining(weights.state) else "Model"
     values = vars(config) | size._asdict()

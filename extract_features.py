@@ -1,9 +1,9 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, or what make_shards.py takes: a video, a folder, a list, tars. Windows of --window frames
-slide over each video by --stride frames; both count sampled frames, which are --frame-stride source frames apart or,
-with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its last frame, and
-what is left after the last whole window is not covered.
+INPUT is a dataset of shards, a folder of such, or what make_shards.py takes: a video, a folder, a list, tars. Windows
+of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
+frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
+last frame, and what is left after the last whole window is not covered.
 
 Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the
 tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the
@@ -16,11 +16,12 @@ so re-running the command continues.
 import argparse
 from pathlib import Path
 
+from common.arguments import ArgumentParser, parse_part
 from common.errors import InputError, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("input", metavar="INPUT", help="shards, videos, or a list of videos")
     add("output", metavar="OUT", type=Path, help="folder for the features")
@@ -35,7 +36,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--keep", type=float, default=1.0, metavar="FRACTION", help="encode only what the token sampler selects")
     add("--tokens", action="store_true", help="also the features of every token, in fp16")
     add("--format", choices=("safetensors", "npz", "parquet"), default="safetensors", help="(default safetensors)")
-    add("--part", default="0/1", metavar="I/N", help="only every Nth video, from the Ith on: one per GPU")
+    add(
+        "--part",
+        type=parse_part,
+        default=(1, 1),
+        metavar="I/N",
+        help="only every Nth video, from the Ith on: one per GPU",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
     require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
@@ -43,10 +50,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         raise InputError("--format parquet is for features alone: choose npz or safetensors with --tokens")
     if options.tokens and options.keep != 1:
         raise InputError("--tokens writes the whole grid of tokens, of which --keep encodes a fraction: leave out one")
-    index, _, count = options.part.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise InputError(f"--part is {options.part}: give I/N with I from 0 to N - 1, such as 0/8")
-    options.part = int(index), int(count)
     return options
 
 
@@ -88,7 +91,7 @@ from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DATASET_FILE
+from pipeline.shards.format import DATASET_FILE, find_splits
 from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
@@ -153,8 +156,8 @@ def main(options: argparse.Namespace) -> int:
         settings["keep"] = options.keep
         encode(encoder, np.zeros((1, length, *size, encoder.config.in_channels), np.uint8), options)  # raises early
 
-    first, step = options.part
-    listed = list(islice(list_videos(options.input, size, data), first, None, step))  # raises if there are none
+    part, num_parts = options.part
+    listed = list(islice(list_videos(options.input, size, data), part - 1, None, num_parts))  # raises if there are none
     write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
     videos = [video for video in listed if not find_output(options, video).exists()]
     windows = (window for video in videos for window in cut_windows(video, length, stride))
@@ -188,7 +191,11 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
 def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
     if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
-        yield from list_samples(ShardDataset.open(place), size, data)
+        yield from list_samples(ShardDataset.open(place), "", size, data)
+        return
+    if splits := find_splits(Path(place)):
+        for split in splits:
+            yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
         return
     for item in read_inputs(place):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
@@ -197,7 +204,7 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
         yield Features(key, item.source, ", ".join(item.labels or ()), partial(read_item, item, size, data))
 
 
-def list_samples(dataset: ShardDataset, size: FrameSize, data: DataConfig) -> Iterator[Features]:
+def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     for stored in dataset.info.frame_strides:
         if data.frame_stride and data.frame_stride % stored:
             raise InputError(
@@ -206,7 +213,7 @@ def list_samples(dataset: ShardDataset, size: FrameSize, data: DataConfig) -> It
             )
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(dataset.info.classes[int(label)] for label in sample.labels or ())
-        yield Features(sample.key, sample.source, label, partial(read_sample, dataset, index, size, data))
+        yield Features(prefix + sample.key, sample.source, label, partial(read_sample, dataset, index, size, data))
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:

@@ -83,7 +83,7 @@ def run_study(options: argparse.Namespace) -> list[Row]:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(__doc__, "benchmarks/results/<gpu or cpu>/masking_study")
+    parser = ArgumentParser(__doc__, "benchmark_results/<gpu or cpu>/masking_study")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--shards", required=True, help="labeled training shards")

@@ -16,6 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
+from benchmarks.memory_vs_ratio import plot_memory
 from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
@@ -26,7 +27,9 @@ NUMBERS: dict[str, dict[str, Any]] = {
     for group in read_yaml(ROOT / "benchmarks/results_page.yaml")
     for name, number in group["numbers"].items()
 }
-LOADING, STEP = "cpu/pipeline_throughput.json", "nvidia-h200/step_budget.json"
+LOADING = "cpu/pipeline_throughput.json"
+MEMORY = "nvidia-h200/memory_vs_ratio.json"
+STEP = "nvidia-h200/step_budget.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
 KINDS = {
@@ -53,10 +56,17 @@ def main() -> None:
     for page in PAGES:
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
-    for name, figure in (("loading", plot_loading(read_rows(LOADING))), ("step", plot_step(read_rows(STEP)))):
-        with atomic_write(ROOT / "docs" / f"{name}.png") as partial:
+    memory = choose_rows(MEMORY, "masking=adaptive, target=pixels")
+    plots = {
+        "loading": plot_loading(read_rows(LOADING)),
+        "memory": plot_memory(memory),
+        "step": plot_step(read_rows(STEP)),
+    }
+    for name, figure in plots.items():
+        plot = ROOT / "docs" / f"{name}.png"
+        with atomic_write(plot) as partial:
             figure.savefig(partial, format="png", dpi=90)
-        print(f"wrote docs/{name}.png")
+        print(f"wrote {plot}")
 
 
 def regenerate(text: str) -> str:

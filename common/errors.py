@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,18 @@ DISK_ERRORS = (
 T = TypeVar("T")
 
 
+def end_at_once(*_: object) -> None:
+    """Handle Ctrl-C while a command imports: for seconds, a KeyboardInterrupt could come up anywhere in a library."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+# Not in the programs of others, which import this too, and not where Ctrl-C is ignored, as nohup has it.
+MAIN = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
+if Path(__file__).parents[1] in MAIN.parents[:2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_at_once)
+
+
 class InputError(Exception):
     """The user's input cannot be used. The message is one sentence: what is wrong, where, and what to do."""
 
@@ -44,6 +57,8 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
     130 on Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
     with _exit_on_error(resumable):
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main() or 0)
 
 

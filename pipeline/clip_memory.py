@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from common.errors import InputError
+from common.logging import format_bytes
 from kernels.clip_tables import count_table_bytes, view_tables
 from pipeline.planning.plan import ClipPlan
 from pipeline.shards.dataset import ShardDataset
@@ -78,13 +79,10 @@ class ClipMemory:
     def acquire(self, pin: bool = False) -> tuple[int, UInt8[np.ndarray, " bytes"]]:
         """Return a block and its number; it is nobody else's until nothing refers to the array, or a part of it.
 
-        pin: page-lock it, so that copying it to a GPU does not block the host. Raise InputError if CUDA refuses.
+        pin: page-lock it, so that copying it to a GPU does not block the host. Raise InputError if CUDA refuses, or if
+        there is no more memory.
         """
-        if self._free:
-            number = self._free.popleft()
-        else:
-            number = len(self._blocks)
-            os.ftruncate(self._file, (number + 1) * self.layout.block_bytes)
+        number = self._free.popleft() if self._free else len(self._blocks)
         block = self.map_block(number)
         if pin and number not in self._pinned:
             self._pin(number, block)
@@ -94,7 +92,15 @@ class ClipMemory:
     def map_block(self, number: int) -> UInt8[np.ndarray, " bytes"]:
         size = self.layout.block_bytes
         if number not in self._blocks:
-            self._blocks[number] = mmap.mmap(self._file, size, offset=number * size)
+            try:
+                if os.fstat(self._file).st_size < (number + 1) * size:
+                    os.ftruncate(self._file, (number + 1) * size)
+                self._blocks[number] = mmap.mmap(self._file, size, offset=number * size)
+            except OSError as error:
+                raise InputError(
+                    f"no shared memory for another batch of {format_bytes(size)} ({error.strerror}): lower the batch"
+                    " size or data.prefetch, or raise the limits of this shell or job (ulimit -v, ulimit -f)"
+                ) from error
         return np.frombuffer(self._blocks[number], np.uint8)
 
     def close(self) -> None:

@@ -133,8 +133,8 @@ class WorkerPool:
     def _replace(self, worker: Worker, reason: str, timed_out: bool, found: list[ChunkResult | WorkerDeath]) -> None:
         """Start another worker for one that died or hung, and send its chunks again, the first one video by video.
 
-        A video is at fault only if a worker has died over it twice, the second time over nothing else. It is the new
-        worker that tries again: all others may be about to die of what this one died of, such as a lack of memory.
+        A video is at fault only if workers have died over it twice, the second time over nothing else. The new worker
+        takes over all chunks: the others may be about to die of what this one died of, such as a lack of memory.
         """
         end_worker(worker, self._selector)  # before a chunk is sent again: it must not write any more
         self._workers.remove(worker)
@@ -151,11 +151,9 @@ class WorkerPool:
                 f"a decode worker {describe_end(worker.process)} before it was ready, {MAX_STARTS} times: if memory is"
                 " short, lower data.num_workers or data.prefetch"
             )
-        suspects = [chunk for chunk in worker.chunks if chunk.is_suspect]
-        self._waiting.extendleft(chunk for chunk in reversed(worker.chunks) if not chunk.is_suspect)
-        self._start(worker.setup, worker.num_starts + 1, suspects)
+        self._start(worker.setup, worker.num_starts + 1, worker.chunks)
 
-    def _start(self, setup: WorkerSetup, num_starts: int = 1, suspects: Iterable[Chunk] = ()) -> None:
+    def _start(self, setup: WorkerSetup, num_starts: int = 1, chunks: Iterable[Chunk] = ()) -> None:
         parent_end, worker_end = Pipe()
         files = worker_end.fileno(), self._memory_file
         call = f"from {worker_main.__module__} import worker_main; worker_main{files}"
@@ -170,7 +168,7 @@ class WorkerPool:
         self._workers.append(worker)
         with suppress(OSError):  # it has ended, which `collect` finds
             parent_end.send(setup)
-        for chunk in suspects:
+        for chunk in chunks:
             self._send(worker, chunk)
         self._selector.register(parent_end, selectors.EVENT_READ, worker)
 

@@ -5,7 +5,6 @@
 compares all files with their hashes and decodes every video. Exits with 1 if anything is wrong.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -13,10 +12,14 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.errors import InputError, run_command
+
+# isort: split
 import av
 
+from common.arguments import ArgumentParser
 from common.atomic_io import hash_file
-from common.errors import InputError, run_command
+from common.cpus import count_cpus
 from common.logging import log
 from common.progress import progress_bar
 from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
@@ -26,7 +29,7 @@ from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
-from shard_tools.workers import ENGINES, NUM_CPUS, Failed
+from shard_tools.workers import ENGINES, Failed
 from shard_tools.write import hash_description, list_members, publish_tables
 
 DECODE_TIMEOUT_S = 900  # per video
@@ -105,10 +108,10 @@ def _find_differences(decoded: StoredVideo, sample: Sample) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
+    parser.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
     parser.add_argument(
         "--rewrite-tables", action="store_true", help="first write the dataset's tables again from what the shards say"
     )

@@ -17,6 +17,8 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+from common.arguments import ArgumentParser, parse_part
+from common.cpus import count_cpus
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
@@ -26,17 +28,18 @@ from shard_tools.build import Build, read_rejects
 from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
+from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
-from shard_tools.workers import ENGINES, NUM_CPUS
+from shard_tools.workers import ENGINES
 
 NUM_SHOWN = 10  # rejects that are printed
 MAX_TIMEOUT_S = 1e9  # of a timer
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
     parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
     what = parser.add_argument_group("what to read")
@@ -70,11 +73,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
         how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **argument)
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=NUM_CPUS, help="worker processes (default: one per core)")
+    run.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
     run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
-    run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
+    run.add_argument("--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     return parser.parse_args(arguments)
@@ -85,13 +88,6 @@ def _split(text: str) -> tuple[str, str]:
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text} is not like train=train.csv")
     return name, where
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, _, total = text.partition("/")
-    if not (part.isdecimal() and total.isdecimal() and 1 <= int(part) <= int(total)):
-        raise argparse.ArgumentTypeError(f"{text} is not like 1/4, 2/4, 3/4 or 4/4")
-    return int(part), int(total)
 
 
 def choose_settings(arguments: argparse.Namespace) -> Settings:
@@ -219,7 +215,7 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
-    choose_settings(parsed)  # a contradiction is said before anything is read
+    settings = choose_settings(parsed)  # a contradiction is said before anything is read
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
@@ -241,6 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
+            for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
+                log(note, sys.stderr)
             splits[name] = inputs
         for (name, one), (other_name, other) in combinations(splits.items(), 2):
             if shared := one.list_shared(other):

@@ -7,17 +7,18 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
+from pebble.pool.process import WORKERS_NAME
 
 from common.errors import InputError
 
 START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
-NUM_CPUS = len(os.sched_getaffinity(0))  # that this process may use
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 
@@ -49,6 +50,24 @@ def restart_timer() -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
 
 
+@contextmanager
+def defer_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from the processes that the block starts, and raise it behind the block.
+
+    In this process, it is not enough to block the signal: any other thread, such as tqdm's, may take it.
+    """
+    taken: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, handler)
+        if taken:
+            signal.raise_signal(signal.SIGINT)
+
+
 class Processes:
     """Processes of this machine."""
 
@@ -56,27 +75,27 @@ class Processes:
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         self.capacity, self._function = num_workers, function
-        self._start()
+        resource_tracker.ensure_running()  # its start would lift the block of signals
+        self._pool = self._make_pool()
 
-    def _start(self) -> None:
+    def _make_pool(self) -> ProcessPool:
         context = multiprocessing.get_context(START_METHOD)
-        self._pool = ProcessPool(self.capacity, initializer=end_with_parent, context=context)
-        # Ctrl-C is the parent's to handle: threads and processes started under the block inherit it.
-        resource_tracker.ensure_running()  # whose start would lift the block
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._pool.schedule(os.getpid)  # the first job starts it
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return ProcessPool(self.capacity, initializer=end_with_parent, context=context)
 
     def submit(self, job: Any) -> Future[Any]:
-        if not self._pool.active:  # pebble gives up where a worker is killed that has no job
-            self.stop()
-            self._start()
-        return self._pool.schedule(self._function, [job])
+        with defer_interrupts():
+            if not self._pool.active:  # pebble gives up where a worker is killed that has no job
+                self.stop()
+                self._pool = self._make_pool()
+            return self._pool.schedule(self._function, [job])
 
     def stop(self) -> None:
         self._pool.stop()
+        # pebble removes the semaphores before it ends the workers, and one that starts late does not find them.
+        for process in multiprocessing.active_children():
+            if process.name == WORKERS_NAME:
+                process.kill()
+                process.join()
         self._pool.join()
 
 

@@ -77,7 +77,7 @@ def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tm
 
 
 def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path) -> None:
-    extract(shards, tmp_path / "out", weights, "--fps", "4", "--stride", "1", "--part", "0/5")
+    extract(shards, tmp_path / "out", weights, "--fps", "4", "--stride", "1", "--part", "1/5")
     scaler = extract_features.make_scaler(64, 48, FrameSize(32, 32))
     with Video(encode(20), 20) as video:
         frames = [torch.from_numpy(scaler(frame)) for _, frame in video.frames(range(0, 20, 2))]
@@ -96,9 +96,18 @@ def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, 
         torch.testing.assert_close(load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first)
 
 
+def test_all_splits_of_a_folder_are_taken(shards, weights, tmp_path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train").symlink_to(shards)
+    (tmp_path / "mine/validation").symlink_to(shards)
+    assert extract(tmp_path / "mine", tmp_path / "out", weights) == 0
+    for split in ("train", "validation"):
+        assert len(list((tmp_path / "out" / split).rglob("*.safetensors"))) == 5
+
+
 def test_resuming_makes_only_what_is_missing(shards, weights, tmp_path) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
-    assert extract(shards, tmp_path / "parts", weights, "--part", "1/2") == 0
+    assert extract(shards, tmp_path / "parts", weights, "--part", "2/2") == 0
     first = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.safetensors")}
     assert len(first) == 2
     assert extract(shards, tmp_path / "parts", weights) == 0
@@ -160,8 +169,8 @@ def test_selected_tokens() -> None:
 
 
 def test_a_fraction_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    assert extract(shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "0/5") == 0
-    assert extract(shards, tmp_path / "all", weights, "--stride", "1", "--part", "0/5") == 0
+    assert extract(shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "1/5") == 0
+    assert extract(shards, tmp_path / "all", weights, "--stride", "1", "--part", "1/5") == 0
     some, whole = (load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("some", "all"))
     assert some.shape == whole.shape
     assert not torch.equal(some, whole)
@@ -179,8 +188,8 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
     extract(shards, tmp_path / "out", weights)
     with pytest.raises(InputError, match="made with another frame_stride, fps, tokens"):
         extract(shards, tmp_path / "out", weights, "--tokens", "--fps", "5")
-    with pytest.raises(InputError, match=r"--part is 2/2: give I/N"):
-        extract(shards, tmp_path / "out", weights, "--part", "2/2")
+    with pytest.raises(InputError, match="--part: 0/2 is not like 1/4"):
+        extract(shards, tmp_path / "out", weights, "--part", "0/2")
     with pytest.raises(InputError, match="--format parquet is for features alone"):
         extract(shards, tmp_path / "out", weights, "--tokens", "--format", "parquet")
     with pytest.raises(InputError, match="nothing does not exist: give a folder"):

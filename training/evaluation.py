@@ -1,6 +1,6 @@
 """Evaluate models on videos that they are not trained on; the same results at any number of ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -54,19 +54,28 @@ class Predictions(NamedTuple):
         return [average_precision(scores, is_true) if is_true.any() else None for scores, is_true in columns]
 
     def scores(self) -> dict[str, float]:
-        """Compute top-1 and top-5 accuracy, that of the most common class, and the mean negative log-likelihood of the
-        true class; of a multi-label classifier, the mean of average precision over classes, and binary cross-entropy.
-        """
+        """Compute top-1 accuracy, of more than five classes top-5 too, that of the most common class, and the mean
+        negative log-likelihood of the true class; of a multi-label classifier, the mean of average precision over
+        classes, and binary cross-entropy."""
         if self.is_multi_label:
             found = [value for value in self.average_precisions() if value is not None]
             loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
-            return {"mAP": sum(found) / max(1, len(found)), "bce": loss.item()}
-        ranked = self.probabilities.topk(min(5, self.probabilities.shape[1])).indices == self.labels[:, None]
+            chance = [count / len(self.labels) for count in self.labels.sum(dim=0).tolist() if count]
+            return {
+                "mAP": sum(found) / max(1, len(found)),
+                "chance_mAP": sum(chance) / max(1, len(chance)),
+                "bce": loss.item(),
+                "num_videos": len(self.labels),
+            }
+        num_classes = self.probabilities.shape[1]
+        ranked = self.probabilities.topk(min(5, num_classes)).indices == self.labels[:, None]
+        top5 = {"top5": ranked.any(dim=1).double().mean().item()} if num_classes > 5 else {}
         return {
             "top1": ranked[:, 0].double().mean().item(),
-            "top5": ranked.any(dim=1).double().mean().item(),
+            **top5,
             "majority_top1": majority_top1(self.labels),
             "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
+            "num_videos": len(self.labels),
         }
 
 
@@ -100,7 +109,9 @@ class Evaluator:
         results = torch.zeros(len(plan), width, device=dist.device)
         was_training = model.training
         model.eval()
-        bar = progress_bar(unit="clip", desc="evaluate", total=len(plan), leave=False, disable=not dist.is_main)
+        bar = progress_bar(
+            unit="clip", desc="evaluate", total=len(plan), leave=False, delay=2, disable=not dist.is_main
+        )
         try:
             with bar, ClipLoader(self.dataset, plan, dist.device, self.data, quarantine=None) as loader:
                 for batch in loader.batches(first=0):
@@ -197,7 +208,7 @@ class HeldOut:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
         that of the most common class."""
         samples, losses, features = self._encode(model, self.dataset, dist)
-        metrics = {"rankme": rankme(features)}
+        metrics = {"rankme": rankme(features), "num_videos": len(samples)}
         if isinstance(model, AdaMAE):
             metrics["reconstruction_loss"] = losses.mean().item()
         if not has_same_classes(self.dataset, self.dataset):
@@ -208,6 +219,7 @@ class HeldOut:
         labels, neighbor_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
         allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, self.config.evaluation.group)
         if allowed.any():
+            metrics["knn_videos"] = int(allowed.any(dim=1).sum())
             metrics["knn_top1"] = knn_top1(features, labels, reference, neighbor_labels, allowed)
         return metrics | {"majority_top1": majority_top1(labels)}
 
@@ -272,16 +284,6 @@ def knn_top1(
 def majority_top1(labels: Int[Tensor, " V"]) -> float:
     """Compute the accuracy of always predicting the most common class."""
     return labels.bincount().max().item() / len(labels)
-
-
-def warn_of_majority(metrics: Mapping[str, float]) -> list[str]:
-    """Return a sentence for each accuracy that is not above the majority class's."""
-    return [
-        f"WARNING: {name} is {metrics[name]:.3f}, and always predicting the most common class gives"
-        f" {metrics['majority_top1']:.3f}"
-        for name in ("knn_top1", "top1")
-        if name in metrics and metrics[name] <= metrics["majority_top1"]
-    ]
 
 
 def rankme(features: Float[Tensor, "V D"]) -> float:

@@ -165,6 +165,10 @@ class Inputs:
     def __iter__(self) -> Iterator[Item]:
         return self._select("TRUE")
 
+    def choose(self, count: int) -> Iterator[Item]:
+        """Yield about so many of the usable ones, up to twice as many, from all over."""
+        return self._select(f"problem IS NULL AND rowid % {max(1, len(self) // count)} = 0")
+
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""
         return self._select(f"problem IS NULL AND {IS_NEW}")

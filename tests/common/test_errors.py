@@ -2,12 +2,18 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from common import errors
 from common.atomic_io import atomic_write, write_json
 from common.errors import InputError, PeerLostError, run_command
+
+ROOT = Path(errors.__file__).parents[1]
 
 
 def end(error: BaseException, capsys: pytest.CaptureFixture[str], *, resumable: bool = False) -> tuple[object, str]:
@@ -41,6 +47,25 @@ def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
     ):
         with pytest.raises(type(bug)):
             run_command(lambda bug=bug: (_ for _ in ()).throw(bug))
+
+
+COMMANDS = {
+    "train": ["data.shards=s"], "evaluate": ["run", "s"], "visualize": ["run", "v"], "export": ["import", "w", "o"],
+    "extract_features": ["v", "o", "--model", "m"], "preview": ["s"], "doctor": ["s"],
+    "shard_tools/make_shards": ["v", "o"], "shard_tools/check_shards": ["s"], "shard_tools/synthetic_videos": ["o"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path: Path, command: str) -> None:
+    for module in ("torch", "av"):
+        (tmp_path / f"{module}.py").write_text("import os, signal, time; os.kill(os.getpid(), 2); time.sleep(60)")
+    done = subprocess.run(
+        [sys.executable, f"{ROOT}/{command}.py", *COMMANDS[command]], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_torchrun_sees_the_cause_before_its_consequences(tmp_path: Path, capsys, monkeypatch) -> None:

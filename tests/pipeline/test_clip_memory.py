@@ -1,6 +1,7 @@
 """Blocks of shared memory are nobody else's while they are used, and are the same memory in other processes."""
 
 import os
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,3 +55,18 @@ def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.cuda.cudart", lambda: cudart)
     with pytest.raises(InputError, match=r"cannot lock shared memory.*error 801"):
         ClipMemory(LAYOUT).acquire(pin=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")],
+)
+def test_a_limit_of_the_shell_is_an_error(kind: int, reason: str) -> None:
+    memory, before = ClipMemory(LAYOUT._replace(slot_bytes=2**40)), resource.getrlimit(kind)
+    resource.setrlimit(kind, (2**40, before[1]))
+    try:
+        with pytest.raises(InputError, match=rf"another batch of 3\.3 TB \({reason}\): lower the batch size"):
+            memory.acquire()
+    finally:
+        resource.setrlimit(kind, before)
+        memory.close()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -38,6 +39,7 @@ from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 
 CONFIG = DataConfig(frame_stride=1, num_workers=2, max_bad_fraction=0.9)
+Interpreter = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -49,6 +51,21 @@ def stuck(tmp_path: Path) -> tuple[ShardDataset, Path]:
     pipe.unlink()
     os.mkfifo(pipe)
     return dataset, pipe
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interpreter:
+    """Makes workers begin with a line of shell."""
+    file = tmp_path / "python/python"
+    file.parent.mkdir()
+
+    def install(line: str) -> Path:
+        file.write_text(f'#!/bin/sh\n{line}\nexec {sys.executable} "$@"\n')
+        file.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(file))
+        return file.parent
+
+    return install
 
 
 def kill_sleepers(ended: threading.Event) -> None:
@@ -156,13 +173,25 @@ def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset, number: s
         assert list_workers() == workers
 
 
-def test_workers_that_cannot_start_are_an_error(short: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+@pytest.mark.parametrize(
+    ("death", "end"), [("exit 1", "ended with exit code 1"), ("kill -9 $$", "was ended by SIGKILL")]
+)
+def test_workers_that_cannot_start_are_an_error(short: ShardDataset, interpreter: Interpreter, death: str, end: str):
+    interpreter(death)
     with (
         ClipLoader(short, plan_of(short, CONFIG), CPU, CONFIG, None) as loader,
-        pytest.raises(InputError, match=r"ended with exit code 1 before it was ready, 3 times: .*num_workers"),
+        pytest.raises(InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"),
     ):
         next(loader.batches(0))
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(short: ShardDataset, interpreter: Interpreter):
+    folder = interpreter('for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done')  # two starts of all
+    plan = plan_of(short, CONFIG)
+    with ClipLoader(short, plan, CPU, CONFIG, None) as loader:
+        check_frames(list(islice(loader.batches(0), 4)), plan, short)
+        assert loader.counters["bad_clips"] == 0
+    assert len(list(folder.iterdir())) == 3, "no start was interrupted"
 
 
 def test_what_keeps_a_worker_from_working_is_the_error(short_shards: Path, tmp_path: Path) -> None:

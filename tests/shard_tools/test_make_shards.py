@@ -259,6 +259,27 @@ def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
         assert found == {(stride, 30 / stride)}, "the largest stride that keeps as many frames a second"
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            (),
+            "9 of 9 videos would have fewer than 16 frames, of which one of every 4 is stored: give",
+        ),
+        (("--clip-seconds", "0.1", "--frame-stride", "2"), "9 of 9 videos"),
+        (("--frame-stride", "1"), ""),
+        (("--encode", "copy"), ""),
+    ],
+)
+def test_short_videos_are_named_before_they_are_encoded(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], warning: str
+) -> None:
+    make(videos, tmp_path / "shards", "--dry-run", *options)
+    said = capsys.readouterr().err
+    assert warning in said
+    assert ("WARNING" in said) == bool(warning)
+
+
 def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def store_cuts(*arguments: object) -> None:
         raise TypeError("open() got an unexpected keyword argument")

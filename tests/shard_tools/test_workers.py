@@ -32,6 +32,10 @@ def act(job: str) -> str:
         os._exit(7)
     if name == "hang":
         time.sleep(1000)
+    if name == "stubborn":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        open(where, "w").close()
+        time.sleep(1000)
     return job.upper()
 
 
@@ -56,15 +60,38 @@ def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
     assert multiprocessing.active_children() == []
 
 
+def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Pebble first removes the semaphores that it opens, and then ends the workers, one after another."""
+    script, before = tmp_path / "python", multiprocessing.spawn.get_executable()
+    late = 'mkdir "$0.first" 2>/dev/null || { until [ -e "$0.over" ]; do sleep .05; done; sleep 1; }'
+    script.write_text(f'#!/bin/sh\n{late}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.set_executable(str(script))
+    try:
+        results = run_in_processes(act, ["a", f"stubborn {tmp_path}/at_work"], 2, 60)
+        next(results)
+        while not (tmp_path / "at_work").exists():
+            time.sleep(0.01)
+        (tmp_path / "python.over").touch()
+        results.close()  # type: ignore[attr-defined]
+    finally:
+        multiprocessing.set_executable(before)
+    assert multiprocessing.active_children() == []
+    assert capfd.readouterr().err == ""
+
+
 RUN = """
+import threading, time
 from shard_tools.workers import run_in_processes
+threading.Thread(target=time.sleep, args=[60], daemon=True).start()  # takes signals that the main thread blocks
 print("ready", flush=True)
 for job, result in run_in_processes(len, ["a"] * 100_000, 2, 60):
     print(result, flush=True)
 """
 
 
-@pytest.mark.parametrize("after_s", [0.01, 0.3])
+@pytest.mark.parametrize("after_s", [0.01, 0.02, 0.3])
 def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

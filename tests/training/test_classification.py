@@ -223,6 +223,8 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, synthetic_shards, tmp
     says("has 2 classes and .*other has 3", f"evaluation.shards={relabel('other', 'left', 'right', 'up')}")
     says("class 0 is 'left' .* 'right' in", f"evaluation.shards={relabel('swapped', 'right', 'left')}")
     says("none .*no labels", f"data.shards={relabel('none')}")
+    alike = write_shards(tmp_path / "alike", [(name, encode(4)) for name in "ab"], classes=2, labels=[(1,), (1,)])
+    says("all videos of .*alike are of the class 'class 1': .*two classes", f"data.shards={alike}")
 
 
 @pytest.fixture(scope="module")

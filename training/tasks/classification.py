@@ -34,6 +34,12 @@ class Classification(Task):
         check_labels(dataset)
         self.config, self.classes, self.dist = config, dataset.info.classes, dist
         self.multi_label = dataset.info.multi_label
+        labels = dataset.column("label")
+        if not self.multi_label and (labels == labels[0]).all():
+            raise InputError(
+                f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a classifier needs two"
+                " classes at least; create shards with all of them (shard_tools/make_shards.py)"
+            )
         self.validation, self.held_out = None, None
         if config.evaluation.shards:
             self.validation = ShardDataset.open(config.evaluation.shards, config.data)
