@@ -111,7 +111,7 @@ from shard_tools.encoding.source import (
     require_complete,
     subsample,
 )
-from shard_tools.inputs import Item, read_inputs
+from shard_tools.inputs import Item, ListOptions, read_inputs
 from shard_tools.inputs.item import import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.work import local_copy
@@ -220,7 +220,7 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
         for split in splits:
             yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
         return
-    for item in read_inputs(place):
+    for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
         segment = str(item.segment or "")
