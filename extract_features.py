@@ -1,11 +1,11 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, a folder of such, or what make_shards.py takes: a video, a folder, a list, tars. Windows
-of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
-frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
-last frame, and what is left after the last whole window is not covered. With --pad, windows end at the first frame and
-at every --stride-th after it, and see nothing later: the first frame is repeated before them; --pad --stride 1 is a
-vector a frame.
+INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py takes: a video, a
+folder, a list, tars. Windows of --window frames slide over each video by --stride frames; both count sampled frames,
+which are --frame-stride source frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that
+is shorter than one repeats its last frame, and what is left after the last whole window is not covered. With --pad,
+windows end at the first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
+before them; --pad --stride 1 is a vector a frame.
 
 Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D]
 fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of the first and the last
@@ -21,7 +21,7 @@ import argparse
 from pathlib import Path
 
 from common.arguments import ArgumentParser, parse_part
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.errors import DISK_FULL, InputError, name_disk_errors, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -71,7 +71,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -145,7 +145,9 @@ class Features:
 
     def append(self, window: dict[str, np.ndarray]) -> None:
         for name, values in window.items():
-            values.tofile(self.files[name])
+            with name_disk_errors(Path(gettempdir())):
+                self.files[name].write(values.data)
+                self.files[name].flush()
             self.kinds[name] = values.dtype, values.shape
         self.num_windows += 1
 
@@ -331,6 +333,8 @@ def cut_windows(video: Features, length: int, stride: int, pad: bool) -> Iterato
             if count >= first_end and (count - first_end) % stride == 0:
                 yield video, list(held)
     except (UnusableError, VideoError, OSError) as error:
+        if getattr(error, "errno", None) in DISK_FULL:  # of a copy of it
+            raise
         video.incomplete = str(error)
     if 0 < count < first_end and not video.incomplete:
         yield video, [*held, *[held[-1]] * (length - count)]

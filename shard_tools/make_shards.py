@@ -285,6 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for split, held_out in combinations(folders.items(), 2):
         if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
             warn_of_shared(*split, *held_out)
+    if code == 0 and parsed.part[1] == 1:
+        log(f"next: python doctor.py {printable(outputs.get('train', next(iter(outputs.values()))).locate())}")
     return code
 
 
