@@ -47,7 +47,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
     what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
     what.add_argument("--path-column", metavar="COLUMN", help="of a list: its name in the header, or its number from 1")
-    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: that of each file, also without a list")
+    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: that of each file, list or not")
     what.add_argument("--label", metavar="NAME", help="of all videos of INPUT, if neither list nor folders say it")
     what.add_argument("--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none")
     what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
