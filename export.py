@@ -13,11 +13,12 @@ scripts read it.
 import argparse
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     importing, exporting = commands.add_parser("import"), commands.add_parser("export")
     importing.add_argument("source", metavar="CHECKPOINT")
@@ -105,6 +106,8 @@ def leave_out_decoder(weights: pretrained.Weights) -> pretrained.Weights:
 
 
 def convert(weights: pretrained.Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
+    if weights.config.differences:
+        raise InputError("no other project makes differences of frames (model.differences): use export … --to encoder")
     return to_external(weights.state, layout, weights.config.tubelet_size, weights.config.in_channels)
 
 
@@ -128,7 +131,10 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     """
     config, size = weights.config, weights.config.dimensions
     if config.positions != "flat-1d":
-        raise InputError(f"Hugging Face's VideoMAE has no {config.positions} positions: this model cannot be exported")
+        raise InputError(
+            f"Hugging Face's VideoMAE has no {config.positions} positions: use --to encoder, or train with"
+            " model.positions=flat-1d"
+        )
     is_classifier = "head.weight" in weights.state
     kind = "ForVideoClassification" if is_classifier else "ForPreTraining" if is_pretraining(weights.state) else "Model"
     values = vars(config) | size._asdict()
@@ -168,14 +174,14 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
     state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.safetensors"
-        if config.positions == "flat-1d" and "norm.running_mean" not in state:
+        if config.positions == "flat-1d" and not config.differences and "norm.running_mean" not in state:
             export_huggingface(weights, file.parent)
             sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
             state = convert(weights, "huggingface") | sampler
         metadata = pretrained.make_metadata(config, classes, multi_label)
         metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
         write_weights(file, state, metadata)
-        if config.in_channels == 3 and "encoder.norm.weight" in weights.state:
+        if config.in_channels == 3 and not config.differences and "encoder.norm.weight" in weights.state:
             positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
             write_weights(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
         write_card(file, weights, state, source, repo, license)

@@ -6,16 +6,16 @@ config.yaml of a run.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, require_positive, run_command
 from training.config import parse
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python preview.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(__doc__)
     parser.add_argument("shards", metavar="SHARDS", help="dataset folder or URL")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
     parser.add_argument("--config", metavar="FILE", help="config of the run")
@@ -47,6 +47,7 @@ from pipeline.reading.reader import Reader
 from pipeline.shards.arrays import to_rgb
 from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
+from training.startup_warnings import warn_of_videos
 
 COLUMNS = 8  # frames of a clip that the image shows
 BOX_COLOR = (255, 64, 32)
@@ -59,6 +60,8 @@ def main(options: argparse.Namespace) -> None:
         dataset, config, num_frames=num_frames, image_size=options.config.model.image_size, seed=options.config.seed,
         batch_size=options.num_clips * config.repeats,
     )  # fmt: skip
+    for warning in warn_of_videos(dataset, config, num_frames):
+        log(warning, sys.stderr)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, quarantine=None) as loader:
         batch = next(loader.batches(options.first))
     rows = make_rows(dataset, plan.batch(options.first), batch)

@@ -6,6 +6,7 @@ run is complete, 130 when a signal has stopped it after a checkpoint, 2 after an
 
 import math
 import sys
+import time
 
 from common.errors import parse_early, run_command
 from training.load_config import load_config
@@ -39,15 +40,18 @@ from training.run_dir import RunDir
 from training.schedule import Schedule, seed_step
 from training.startup_warnings import startup_warnings
 from training.stop import StopRequest
+from training.summary import describe_end
 from training.tasks import TASKS
 from training.tasks.task import Task
 
 STOPPED = 130  # the exit code, as after Ctrl-C
+STOPPED_LINE = "Stopped; checkpoint saved. Re-run the same command to resume."
 SAVE, STOP = 1, 2  # what a rank may request for the end of a step
 
 
 def train(config: TrainConfig) -> bool:
     """Train until the end (True) or until a signal stops the run (False)."""
+    started = time.perf_counter()
     with (
         StopRequest() as stop,
         numerics(config),
@@ -72,7 +76,7 @@ def train(config: TrainConfig) -> bool:
             Logger(run, config, dist, schedule, loader, state.step) as log,
             profile_steps(run.profile if config.profile and dist.is_main else None, dist.device) as profile_step,
         ):
-            log.announce(startup_warnings(config, dataset))
+            log.announce(startup_warnings(config, dataset, dist.device))
             log.stragglers.watch(model)
             if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
@@ -99,8 +103,11 @@ def train(config: TrainConfig) -> bool:
                         run.writer.start(lambda: write_report(run.path, config, schedule.total_steps))
                 if stopping:
                     break
-    if stopping and dist.is_main:
-        log_line("Stopped; checkpoint saved. Re-run the same command to resume.", sys.stderr)
+    if dist.is_main:
+        seconds = time.perf_counter() - started
+        end = describe_end(list(read_rows(run.metrics)), config, state.step, schedule.total_steps, seconds)
+        for line in [STOPPED_LINE] if stopping else end:
+            log_line(line, sys.stderr)
     return not stopping
 
 

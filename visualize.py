@@ -9,11 +9,12 @@ checkpoints, or any file of weights that training can start from.
 import argparse
 from pathlib import Path
 
+from common.arguments import ArgumentParser
 from common.errors import InputError, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("run", metavar="RUN", help="run directory (or its URL), checkpoint or file of weights")
     parser.add_argument("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory, or here")

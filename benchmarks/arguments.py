@@ -3,17 +3,16 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-from common.errors import InputError
+from common import arguments
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose help is a module's docstring, and whose errors are one sentence."""
+class ArgumentParser(arguments.ArgumentParser):
+    """A command's parser with the options of benchmarks."""
 
-    def __init__(self, doc: str | None, output: str = "benchmarks/results/<gpu> or .../cpu") -> None:
+    def __init__(self, doc: str | None, output: str = "benchmark_results/<gpu> or .../cpu") -> None:
         """output: the default of --output."""
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(doc)
         self.add_argument("--output", type=Path, help=f"default: {output}")
 
     def add_videos(self) -> None:
@@ -24,9 +23,6 @@ class ArgumentParser(argparse.ArgumentParser):
         )
         self.add_argument("--batch-size", type=at_least(1), help="clips; default: 64 on a GPU, a few on a CPU")
         self.add_argument("--work", type=Path, help="folder that keeps the shards")
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -153,8 +153,9 @@ def require(claim: str, holds: bool, found: str) -> None:
 
 
 def results_folder(device: torch.device) -> Path:
-    """Return `benchmarks/results/<gpu>` or `.../cpu`."""
-    return RESULTS / (get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu")
+    """Return `benchmark_results/<gpu>` or `.../cpu` in the working directory: only --output replaces committed ones."""
+    machine = get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
+    return Path("benchmark_results") / machine
 
 
 class Report:

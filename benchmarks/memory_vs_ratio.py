@@ -5,8 +5,8 @@
 
 With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU. Otherwise the memory
 of every point is predicted for a GPU at --batch-size, byte by byte and by part of the model. On a GPU every point is
-then measured: the paper's setting first and, at the end, compiled. Results are written after every point; each
-measured point has a process of its own.
+then measured: the paper's setting first and, at the end, compiled. FOLDER gets memory_vs_ratio.json after every point,
+and memory_vs_ratio.png, a plot of it; each measured point has a process of its own.
 """
 
 import argparse
@@ -35,23 +35,39 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+from matplotlib.figure import Figure
 
 from benchmarks.accounting import RESERVE_GPU, Account, predict
 from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
 from benchmarks.step import measure_config
+from common.atomic_io import atomic_write
 from common.devices import choose_device
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from pipeline.config import DataConfig
-from training.config import parse
+from training.config import TrainConfig, parse
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 CAPACITIES_GB = (16, 24, 40, 80, 141)
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
+SHOWN = (
+    "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib", "measured_peak_gib",
+    "compiled_measured_peak_gib",
+)  # fmt: skip
+SERIES = (  # of the plot: column, whether with activation checkpointing, label, Matplotlib's marker, line and color
+    ("paper_gb", False, "the paper's code on its GPUs (converted from GB)", "s--C7"),
+    ("predicted_peak_gib", False, "predicted", "-C0"),
+    ("measured_peak_gib", False, "measured", "oC0"),
+    ("compiled_measured_peak_gib", False, "measured, compiled", "DC3"),
+    ("predicted_peak_gib", True, "predicted, with activation checkpointing", ":C0"),
+    ("measured_peak_gib", True, "measured, with activation checkpointing", "^C0"),
+)
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
     " allocates.",
@@ -66,7 +82,9 @@ NOTES = [
 
 def main(options: argparse.Namespace) -> None:
     if options.config is not None:
-        log(describe_run(options.config, options.overrides, options.batch_size))
+        run = parse(["--config", str(options.config), "data.shards=none", *options.overrides])
+        for label, size in describe_memory(run, options.batch_size):
+            log(f"{label:<16}{size}")
         return
     device = choose_device()
     on_gpu = device.type == "cuda"
@@ -83,8 +101,14 @@ def main(options: argparse.Namespace) -> None:
         for config, row, compiled in progress_bar(cases, unit="point", desc="measure"):
             row.update(measure_on_gpu(config, row, compiled))
             report.write(rows)
-    shown = ("mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib", "measured_peak_gib")
-    print_table([{name: row.get(name) for name in shown} for row in rows])
+    with atomic_write(report.folder / "memory_vs_ratio.png") as partial:
+        plot_memory(rows).savefig(partial, format="png", dpi=110)
+    print(
+        f"GPU memory of a pre-training step of {options.batch_size} clips, ViT-{options.size.title()}, in GiB"
+        f" (`paper_gb`: GB): predicted for a GPU{', and measured on this one' if on_gpu else '; there is none here'}"
+    )
+    print_table([{name: row[name] for name in SHOWN if row.get(name) is not None} for row in rows])
+    print(f"wrote memory_vs_ratio.json and memory_vs_ratio.png into {report.folder}")
 
 
 def list_points(size: str) -> list[ModelConfig]:
@@ -131,19 +155,20 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
     return row
 
 
-def describe_run(file: Path, overrides: list[str], batch_size: int | None) -> str:
-    """Predict a step of a run by part, and the largest batch for common GPUs."""
-    run = parse(["--config", str(file), "data.shards=none", *overrides])
-    batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
+def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tuple[str, str]]:
+    """Predict a pre-training step of a run; return a line for each part of it, and the largest batch of common GPUs."""
     if run.task != "pretrain":
-        raise InputError(f"{file} has task={run.task}; only pre-training is predicted")
+        raise InputError(f"task is {run.task}; only the memory of pre-training is predicted")
+    batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
     on_gpu = run.device != "cpu"
     account = predict(run.model, batch_size, on_gpu, with_flops=False)
-    parts = ", ".join(f"{label} {format_bytes(size)}" for label, size in account.at_peak.items() if size)
     ample = predict(run.model, AMPLE_BATCH, on_gpu, with_flops=False)
-    largest = ", ".join(f"{largest_batch(run.model, ample, size * 1e9)} in {size} GB" for size in CAPACITIES_GB)
-    where = "on a GPU" if on_gpu else "on this CPU"
-    return f"a step of {batch_size} clips takes {format_bytes(account.peak_bytes)} {where} ({parts}); at most {largest}"
+    where = "predicted for a GPU" if on_gpu else "predicted for this CPU"
+    return [
+        (f"{batch_size} clips", f"{format_bytes(account.peak_bytes)}, {where}: at the peak of a step"),
+        *((label.replace("_", " "), format_bytes(size)) for label, size in account.at_peak.items() if size),
+        *((f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips") for size in CAPACITIES_GB),
+    ]
 
 
 def loaded_per_clip(config: ModelConfig) -> int:
@@ -166,6 +191,27 @@ def measure_on_gpu(config: ModelConfig, row: Row, compiled: bool) -> Row:
     if compiled:
         return {f"compiled_{name}": value for name, value in columns.items()}
     return columns | {"prediction_error": round(row["predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)}
+
+
+def plot_memory(rows: Sequence[Row]) -> Figure:
+    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the paper's."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for column, checkpointing, label, style in SERIES:
+        gib = 1e9 / 2**30 if column == "paper_gb" else 1
+        points = sorted(
+            (row["mask_ratio"], row[column] * gib)
+            for row in rows
+            if row["activation_checkpointing"] == checkpointing and row.get(column) is not None
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label)
+    axes.set(xlabel="mask ratio", ylabel="peak GPU memory of a step (GiB)", xticks=RATIOS)
+    axes.set_title(f"pre-training, {rows[0]['batch_size']} clips per step", fontsize=10)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@
 # A stage takes 8 minutes (STAGE_SECONDS) at most; it is then given up, and the next one goes on, as after a failure.
 # OUTPUT gets the results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else
 # synthetic ones are generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU
-# takes, to see that they run.
+# takes, to see that they run. TRIALS: a folder with nvdec_trial.py and nvjpeg_trial.py, for the stage `trials`, which
+# only runs if it is named. With ten minutes, to choose the decoder of a GPU:
+#
+#     TRIALS=FOLDER VIDEOS=FOLDER bash benchmarks/on_gpu.sh OUTPUT trials decode
 set -u
 [ $# -gt 0 ] || { echo "error: name the folder for the results: bash benchmarks/on_gpu.sh OUTPUT [STAGE ...]" >&2; exit 1; }
 mkdir -p "$1" && out=$(realpath "$1") && shift || exit 1
@@ -29,6 +32,16 @@ make_videos() {
   run shard_tools/synthetic_videos.py "$videos" "$@"
 }
 
+run_trials() {
+  [ -n "${TRIALS:-}" ] || { echo "error: name the folder with the trials: TRIALS=FOLDER" && return 1; }
+  local clips="$TRIALS/clips.pkl"
+  if [ ! -e "$clips" ]; then
+    make_videos && run "$TRIALS/nvdec_trial.py" prepare --videos "$videos" --clips-per-video 1 --out "$clips" || return
+  fi
+  run "$TRIALS/nvdec_trial.py" all --clips "$clips" --out "$out/nvdec.jsonl" --budget "$([ -n "${SMALL:-}" ] && echo 20 || echo 320)"
+  run "$TRIALS/nvjpeg_trial.py" --videos "$videos" --budget 90 ${SMALL:+--device cpu --seconds 0.1 --clips 1 --threads 1}
+}
+
 stage() {
   local size=${SMALL:+-small}
   case "$1$size" in
@@ -39,9 +52,10 @@ stage() {
     end_to_end-small) make_videos && run benchmarks/end_to_end.py "$videos" --work "$out/scratch" --output "$out" \
       --rounds 1 --steps 1 --size tiny --batch-size 2 --encodes h264 ;;
     decode) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
-      --seconds 3 --encodes h264 mjpeg copy --decoders pyav dali ;;
+      --seconds 3 --encodes h264 mjpeg copy --decoders pyav dali auto ;;
     decode-small) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
       --seconds 0.5 --encodes h264 --batch-size 4 ;;
+    trials | trials-small) run_trials ;;
     memory) run benchmarks/memory_vs_ratio.py --output "$out" ;;
     memory-small) run benchmarks/memory_vs_ratio.py --output "$out" --size tiny --batch-size 2 ;;
     kernels) run benchmarks/kernel_speed.py --output "$out" ;;

@@ -108,7 +108,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loaders", nargs="+", choices=LOADERS, default=LOADERS, help="default: all")
     parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
     parser.add_argument("--threads", type=at_least(1), default=count_cpus(), help="threads or worker processes")
-    parser.add_argument("--decoders", nargs="+", choices=("pyav", "dali"), default=["pyav"], help="of this loader")
+    of_own = "of this loader; auto: both, by data.dali_share=auto"
+    parser.add_argument("--decoders", nargs="+", choices=("pyav", "dali", "auto"), default=["pyav"], help=of_own)
     return parser.parse_args(arguments)
 
 
@@ -198,7 +199,7 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
-        "dali_share": counts["dali_clips"] / counts["clips"] if case.decoder == "dali" else None,
+        "dali_share": counts["dali_clips"] / counts["clips"] if case.decoder in ("dali", "auto") else None,
         "videos_left_out": left_out,
     }
 
@@ -212,7 +213,7 @@ def open_batches(
     if case.loader == "adamae":
         config = DataConfig(
             frame_stride=FRAME_STRIDE, decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-            num_workers=case.threads,
+            num_workers=case.threads, dali_share="auto" if case.decoder == "auto" else None,
         )  # fmt: skip
         with open_loader(folder, config, case.batch_size, NUM_FRAMES, SIDE, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), loader, []

@@ -1,4 +1,4 @@
-"""Fill in the numbers of README, docs/results.md and docs/experiments.md that result files hold, and redraw the plot:
+"""Fill in the numbers of README, docs/results.md and docs/experiments.md that result files hold, and redraw the plots:
 `python benchmarks/results_page.py`.
 
 A table stands between two comments. The first names the JSON file in benchmarks/results/, the columns (`name: heading`,
@@ -16,6 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
+from benchmarks.memory_vs_ratio import plot_memory
 from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
@@ -27,7 +28,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     for name, number in group["numbers"].items()
 }
 LOADING = "cpu/pipeline_throughput.json"
-PLOT = ROOT / "docs" / "loading.png"
+MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
 TABLE = re.compile(
@@ -47,9 +48,12 @@ def main() -> None:
     for page in PAGES:
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
-    with atomic_write(PLOT) as partial:
-        plot_loading(read_rows(LOADING)).savefig(partial, format="png", dpi=90)
-    print(f"wrote {PLOT}")
+    memory = choose_rows(MEMORY, "masking=adaptive, target=pixels")
+    for name, figure in (("loading", plot_loading(read_rows(LOADING))), ("memory", plot_memory(memory))):
+        plot = ROOT / "docs" / f"{name}.png"
+        with atomic_write(plot) as partial:
+            figure.savefig(partial, format="png", dpi=90)
+        print(f"wrote {plot}")
 
 
 def regenerate(text: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, get_loader, set_loader, set_parsing_settings
 
-from common.config_fields import flatten
+from common.config_fields import describe_type, flatten
 from common.errors import InputError
 from common.yaml_io import parse_yaml, read_yaml
 
@@ -62,9 +62,19 @@ class ConfigParser(ArgumentParser):
         except InputError:
             raise
         except Exception as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
-            sentence = " ".join(str(error).split()) + f"; `{self.prog} --help` lists every key"
+            sentence = f"{self.explain(' '.join(str(error).split()))}; `{self.prog} --help` lists every key"
             causes = (cause for cause in (error.__cause__, error.__context__) if isinstance(cause, InputError))
             raise next(causes, InputError(sentence)) from error
+
+    def explain(self, message: str) -> str:
+        """Say of a value that jsonargparse refuses which ones its key takes; other messages stay as they are."""
+        if section := re.match(r'Parser key "(\w+)": Unable to load config', message):
+            return f"{section[1]} is a section: set one of its keys, {section[1]}.KEY"
+        found = re.search(r'Parser key "([\w.]+)":.*(?:Got value|Given value): (.*)', message)
+        types = {action.dest: getattr(action, "_typehint", None) for action in self._actions}
+        if found is None or types.get(found[1]) is None:
+            return message
+        return f"{found[1]} is {found[2]}: must be {' or '.join(describe_type(types[found[1]]))}"
 
     def require_known(self, keys: Iterable[str], where: str = "") -> None:
         """Raise InputError, with a suggestion, for the first key that the parser does not know."""
@@ -102,5 +112,11 @@ def option_names(options: Iterable[str]) -> list[str]:
 def _config_files(options: list[str]) -> list[Path]:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--config", type=Path, action="append", default=[])
-    files = parser.parse_known_args(options)[0].config
-    return [file for file in files if file.is_file()]  # jsonargparse says what is wrong with others
+    files: list[Path] = parser.parse_known_args(options)[0].config
+    for file in files:
+        if not file.is_file():
+            others = {str(other) for other in file.parent.glob("*.y*ml")}
+            similar = difflib.get_close_matches(str(file), others, n=1)
+            suggestion = f"did you mean {similar[0]}?" if similar else "give a YAML file of train.py's options"
+            raise InputError(f"--config {file} is no file: {suggestion}")
+    return files

@@ -44,6 +44,14 @@ def format_number(number: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:g}"
 
 
+def format_duration(seconds: float) -> str:
+    """Format like 45 s, 5.6 min, 3.2 h or 31 days, in a unit of which there are at least two."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if (count := seconds / length) >= 2:
+            return f"{count:.{1 if count < 10 else 0}f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def format_bytes(number: float) -> str:
     """Format like 1.23 GB, in decimal units."""
     for unit in ("bytes", "kB", "MB", "GB"):

@@ -1,6 +1,9 @@
 """Clips of shards for any training loop: PyTorch's, Lightning's, Hugging Face's."""
 
+import inspect
 from collections.abc import Iterator
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,10 @@ class ClipDataset(IterableDataset[Batch]):
 
         Raise InputError for shards that cannot be read and for options out of range.
         """
+        known = [*inspect.signature(ClipDataset).parameters, *(field.name for field in fields(DataConfig))]
+        for name in data.keys() - set(known):
+            similar = get_close_matches(name, known, n=1)
+            raise InputError(f"ClipDataset has no option {name}{f': did you mean {similar[0]}?' if similar else ''}")
         self._config = DataConfig(shards=str(shards), **data)
         self._dataset = ShardDataset.open(self._config)
         self._clips: dict[str, Any] = {"num_frames": num_frames, "image_size": image_size}

@@ -57,15 +57,15 @@ class DataConfig:
     decoder: Decoder = option("auto", free=True)
     """auto: PyAV (FFmpeg, on CPU cores), and DALI (NVDEC on GPUs) for data.dali_share of the clips; dali, pyav: only
     that one"""
-    dali_share: float | None = option(None, at_least=0, at_most=1, free=True)
-    """fraction of the suitable clips that DALI decodes, PyAV the rest; doctor.py recommends one; null: 1 if
-    data.decoder is dali, otherwise 0"""
+    dali_share: float | Literal["auto"] | None = option(None, at_least=0, at_most=1, free=True)
+    """fraction of the suitable clips that DALI decodes, PyAV the rest; auto: as many as the decode workers are behind;
+    null: 1 if data.decoder is dali, otherwise 0"""
     # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more workers than cores;
     # the third batch is for DALI, which decodes one while the next is read.
     num_workers: int | None = option(None, at_least=1, free=True)
     """decode workers, which are processes; null: this rank's share of the cores, or of a container's quota"""
-    dali_threads: int | None = option(None, at_least=1, free=True)
-    """DALI's own threads; null: 8 on a GPU, num_workers on a CPU"""
+    dali_pipelines: int | None = option(None, at_least=1, free=True)
+    """DALI's pipelines side by side, of a thread each; null: 8 on a GPU, num_workers on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
     """batches that are read, decoded or ready, beyond the one in use"""
     prefetch_mib: int = option(2048, at_least=1, free=True)

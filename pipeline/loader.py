@@ -6,7 +6,7 @@
    batch's block of shared memory (clip_memory.py).
 3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces workers that die.
 4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step (upload.py).
-5. Videos that are DALI's, if it is asked for, are only read by the workers; DALI decodes them on the device.
+5. Videos that are DALI's, if it is asked for, are only read by the workers; joined, they are decoded on the device.
 6. Augmentation, if any, happens on the device.
 """
 
@@ -31,8 +31,10 @@ from common.errors import InputError
 from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import GPU_THREADS, Dali, choose_policy, shorten
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, EncodedVideo, LoadedClip, WorkerSetup
+from pipeline.decoding.dali import GPU_PIPELINES, Dali, choose_policy, shorten
+from pipeline.decoding.dali_policy import BalancedShare
+from pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
+from pipeline.decoding.joining import EncodedVideo
 from pipeline.planning.plan import ClipPlan
 from pipeline.quarantine import Quarantine
 from pipeline.shards.dataset import ShardDataset
@@ -69,13 +71,21 @@ class PendingBatch:
     block_number: int
     block: UInt8[np.ndarray, " bytes"]  # of shared memory
     results: dict[int, ChunkResult] = field(default_factory=dict)  # by their first clip
+    num_dali_clips: int = 0  # of chunks that may leave videos to DALI
     is_fed: bool = False  # whether DALI has its part
+    is_refused: bool = False  # whether DALI did not take it ahead of its turn
     clips: UInt8[Tensor, "B T H W C"] | None = None  # on the device, perhaps still in flight
     uploaded: torch.cuda.Event | None = None
 
     @property
     def is_loaded(self) -> bool:
         return sum(result.chunk.num_clips for result in self.results.values()) == self.num_clips
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all is there that may be left to DALI."""
+        found = sum(result.chunk.num_clips for result in self.results.values() if result.chunk.use_dali)
+        return found == self.num_dali_clips
 
     @property
     def chunks(self) -> list[ChunkResult]:
@@ -109,9 +119,10 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._memory: ClipMemory | None = None
         self._pool: WorkerPool | None = None
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        dali_threads = config.dali_threads or (GPU_THREADS if on_gpu else config.workers)
-        self._dali = Dali(device, plan, dali_threads, config.decode_timeout_s)
-        self._use_dali, self._dali_failures = True, 0
+        num_pipelines = config.dali_pipelines or (GPU_PIPELINES if on_gpu else config.workers)
+        self._dali = Dali(device, plan, num_pipelines, config.decode_timeout_s)
+        self._use_dali, self._dali_failures = bool(self._policy.codecs), 0
+        self._balance = BalancedShare() if config.dali_share == "auto" else None
         self._numbers: Iterator[int] = count()  # of batches
         self._pending: deque[PendingBatch] = deque()
         self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []  # blocks that are being copied
@@ -198,7 +209,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                 return
             batch = PendingBatch(number, num_clips, *memory.acquire(pin=self._upload_stream is not None))
             self._pending.append(batch)
-            pool.send(self._cut_chunks(batch))
+            chunks = list(self._cut_chunks(batch))
+            batch.num_dali_clips = sum(chunk.num_clips for chunk in chunks if chunk.use_dali)
+            pool.send(sorted(chunks, key=lambda chunk: not chunk.use_dali))  # DALI's, which are only read, first
 
     def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
         """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
@@ -207,7 +220,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
         for first in range(0, batch.num_clips, size):
             num_clips = min(size, batch.num_clips - first)
-            yield Chunk(batch.number, first, num_clips, batch.block_number, use_dali=self._use_dali)
+            use_dali = self._use_dali and (self._balance is None or self._balance.takes_chunk())
+            yield Chunk(batch.number, first, num_clips, batch.block_number, use_dali=use_dali)
 
     def _collect(self, pool: WorkerPool, wait: bool) -> None:
         """Take what workers have made; `wait`: until there is something."""
@@ -236,8 +250,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _finish_first(self, pool: WorkerPool, layout: BlockLayout) -> PendingBatch:
         """Wait for the first batch, and put it on the device."""
-        batch = self._pending[0]
+        batch, started = self._pending[0], time.perf_counter()
         self._wait_until_loaded(pool, batch)
+        loaded = time.perf_counter()
         if batch.encoded and self._use_dali:
             try:
                 self._feed_dali(batch)
@@ -246,6 +261,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                 self._recover_from_dali(pool, batch, error)
         elif batch.encoded:  # DALI was given up meanwhile
             self._redo_with_pyav(pool, batch)
+        if self._balance and self._counts["clips"]:  # the first batch waits for workers to start
+            self._balance.adjust(loaded - started, time.perf_counter() - loaded)
         self._upload(batch, layout)
         self._quarantine.delivered(batch.num_clips)
         return self._pending.popleft()
@@ -253,22 +270,26 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _wait_until_loaded(self, pool: WorkerPool, batch: PendingBatch) -> None:
         while not batch.is_loaded:
             self._collect(pool, wait=True)
+            self._feed_ahead()
 
     def _prepare_next(self, pool: WorkerPool, layout: BlockLayout) -> None:
-        """Start the upload of the next batch, and feed DALI with what has been read, in order, so that both happen
-        during the training step."""
+        """Start the upload of the next batch, and feed DALI, so that both happen during the training step."""
         self._collect(pool, wait=False)
+        self._feed_ahead()
+        if self._pending and self._pending[0].is_loaded and not self._pending[0].encoded:
+            self._upload(self._pending[0], layout)
+
+    def _feed_ahead(self) -> None:
+        """Feed DALI with what has been read, in order."""
         for batch in self._pending:
-            if not batch.is_loaded:
+            if not (self._use_dali and batch.is_read) or batch.is_refused:
                 return
-            if batch.encoded and self._use_dali:
-                try:
-                    self._feed_dali(batch)
-                except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
-                    self._reset_dali()
-                    return
-            elif batch is self._pending[0] and not batch.encoded:
-                self._upload(batch, layout)
+            try:
+                self._feed_dali(batch)
+            except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
+                self._reset_dali()
+                batch.is_refused = True
+                return
 
     def _upload(self, batch: PendingBatch, layout: BlockLayout) -> None:
         """Queue a batch's way to the device, once; on a CPU, clips stay where they are."""
@@ -296,9 +317,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _feed_dali(self, batch: PendingBatch) -> None:
         """Give DALI its videos of a batch, once. Raise RuntimeError if it refuses them."""
-        if not batch.is_fed:
-            videos = batch.encoded.values()
-            self._dali.feed([(video.read(batch.block), video.numbers, video.rows) for video in videos])
+        if batch.encoded and not batch.is_fed:
+            self._dali.feed(batch.encoded, batch.block)
             batch.is_fed = True
 
     def _decode_with_dali(self, batch: PendingBatch, layout: BlockLayout) -> None:
@@ -306,13 +326,11 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
         Raise RuntimeError if a video cannot be decoded, TimeoutError if DALI hangs.
         """
-        indices = [first + i for first, video in batch.encoded.items() for i in range(len(video.rows))]
-        decoded = self._dali.take([row for video in batch.encoded.values() for row in video.rows])
-        self._upload(batch, layout)  # after DALI has read what lies in its clips' place
-        self._dali.copy_clips(decoded, self._await_upload(batch), indices)
-        # DALI starts at the first frame of what it is given and never seeks.
-        num_decoded = sum(max(video.numbers) + 1 for video in batch.encoded.values())
-        self._counts.update(dali_clips=len(indices), frames_decoded=num_decoded)
+        decoded = self._dali.take()
+        self._upload(batch, layout)  # once: had DALI failed, workers would have written to the block again
+        self._dali.copy_clips(decoded, self._await_upload(batch))
+        num_decoded = sum(video.num_frames for video in batch.encoded.values())  # a few less behind the last clip
+        self._counts.update(dali_clips=len(decoded), frames_decoded=num_decoded)
         self._dali_failures = 0
 
     def _recover_from_dali(self, pool: WorkerPool, batch: PendingBatch, error: Exception) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from common.atomic_io import write_text
 from common.errors import InputError
 from pipeline.shards.format import (
+    PLAN_FILE,
     REJECTED_FILE,
     DatasetInfo,
     Sample,
@@ -31,7 +32,7 @@ from pipeline.shards.format import (
     read_samples,
 )
 from shard_tools.inputs import Inputs, assign_class_ids
-from shard_tools.output import PLAN_FILE, LocalOutput
+from shard_tools.output import LocalOutput
 from shard_tools.plan import FINISHED, STAGED, Plan, make_key, save_plan, shard_number, split_long_videos
 from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
@@ -246,6 +247,14 @@ class Build:
 def read_if_described(folder: Path) -> DatasetInfo | None:
     """Read `dataset.json`, if there is one."""
     return read_dataset_info(folder) if is_described(folder) else None
+
+
+def list_sources(folder: Path) -> Iterator[str]:
+    """Yield the files that a dataset holds or is about to."""
+    if (plan := folder / PLAN_FILE).exists():
+        yield from (video[0].source for video in Plan(plan).videos())
+    for shard in info.shards if (info := read_if_described(folder)) else ():
+        yield from (sample.source for sample in read_samples(folder, shard))
 
 
 def read_rejects(folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@
 compares all files with their hashes and decodes every video. Exits with 1 if anything is wrong.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -18,6 +17,7 @@ from common.errors import InputError, run_command
 # isort: split
 import av
 
+from common.arguments import ArgumentParser
 from common.atomic_io import hash_file
 from common.cpus import count_cpus
 from common.logging import log
@@ -108,7 +108,7 @@ def _find_differences(decoded: StoredVideo, sample: Sample) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
     parser.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")

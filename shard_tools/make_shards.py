@@ -17,17 +17,20 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+from common.arguments import ArgumentParser, parse_part
 from common.cpus import count_cpus
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
-from shard_tools.build import Build, read_rejects
+from shard_tools.build import Build, list_sources, read_rejects
 from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
+from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
+from shard_tools.splits import parse_group_by, warn_of_shared
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
 from shard_tools.workers import ENGINES
@@ -37,7 +40,7 @@ MAX_TIMEOUT_S = 1e9  # of a timer
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
     parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
     what = parser.add_argument_group("what to read")
@@ -61,7 +64,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--hold-out",
         type=float,
         metavar="SHARE",
-        help="create OUTPUT/train and OUTPUT/validation, with this share of the files (0.2), by a hash of their names",
+        help="create OUTPUT/train and OUTPUT/validation, with this share of the videos of each class (0.2)",
+    )
+    what.add_argument(
+        "--group-by",
+        metavar="HOW",
+        help="hold out whole groups (recordings, persons): folder:2 (of each path), column:NAME, name:REGEX",
     )
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
     what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
@@ -75,7 +83,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
-    run.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
+    run.add_argument("--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     return parser.parse_args(arguments)
@@ -86,13 +94,6 @@ def _split(text: str) -> tuple[str, str]:
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text} is not like train=train.csv")
     return name, where
-
-
-def _part(text: str) -> tuple[int, int]:
-    part, _, total = text.partition("/")
-    if not (part.isdecimal() and total.isdecimal() and 1 <= int(part) <= int(total)):
-        raise argparse.ArgumentTypeError(f"{text} is not like 1/4, 2/4, 3/4 or 4/4")
-    return int(part), int(total)
 
 
 def choose_settings(arguments: argparse.Namespace) -> Settings:
@@ -121,6 +122,8 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     inputs, place = arguments.input, arguments.output
     if arguments.hold_out is not None and (arguments.split or inputs == "-" or not 0 < arguments.hold_out < 1):
         raise InputError("--hold-out is a share between 0 and 1 of a folder or a list, without --split")
+    if arguments.group_by and arguments.hold_out is None:
+        raise InputError("--group-by says what --hold-out keeps together: give both")
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
@@ -218,23 +221,35 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     return 0
 
 
+def open_output(arguments: argparse.Namespace, name: str) -> LocalOutput:
+    """Open the dataset of one split, or of all."""
+    if is_remote(arguments.output):
+        return RemoteOutput(f"{arguments.output.rstrip('/')}/{name}", arguments.staging)
+    return LocalOutput(Path(arguments.output) / name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
-    choose_settings(parsed)  # a contradiction is said before anything is read
+    settings = choose_settings(parsed)  # a contradiction is said before anything is read
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
     lists = dict(parsed.split) or {"": parsed.input}
     if parsed.hold_out is not None:
         lists = {"train": parsed.input, "validation": parsed.input}
+    group_of = parse_group_by(parsed.group_by) if parsed.group_by else None
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
         splits: dict[str, Inputs] = {}
+        outputs: dict[str, LocalOutput] = {name: open_output(parsed, name) for name in lists if not parsed.dry_run}
+        sides = {}  # on which an earlier run has put a file
+        if parsed.hold_out is not None:
+            sides = {source: name == "validation" for name, it in outputs.items() for source in list_sources(it.folder)}
         for name, where in lists.items():
             inputs = read_inputs(where, make_list_options(parsed, root, name if parsed.split else ""), skipped[name])
             if parsed.hold_out is not None:
-                inputs.hold_out(parsed.hold_out, name == "validation")
+                inputs.hold_out(parsed.hold_out, name == "validation", group_of, sides)
                 if not len(inputs):
                     raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
             if label_map and not parsed.unlabeled:
@@ -242,6 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
+            for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
+                log(note, sys.stderr)
             splits[name] = inputs
         for (name, one), (other_name, other) in combinations(splits.items(), 2):
             if shared := one.list_shared(other):
@@ -252,17 +269,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
         if parsed.dry_run:
             return 0
-        outputs: dict[str, LocalOutput] = {
-            name: RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)
-            if is_remote(parsed.output)
-            else LocalOutput(Path(parsed.output) / name)
-            for name in splits
-        }
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
-            folders = [output.folder for output in outputs.values() if is_described(output.folder)]
-            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+            described = [output.folder for output in outputs.values() if is_described(output.folder)]
+            known = max((read_dataset_info(folder).classes for folder in described), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        return max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+        code = max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+    folders = {} if is_remote(parsed.output) else {name: output.folder for name, output in outputs.items()}
+    for split, held_out in combinations(folders.items(), 2):
+        if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
+            warn_of_shared(*split, *held_out)
+    return code
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pipeline.reading.storage import ObjectStore
 from pipeline.shards.format import (
     CARD_FILE,
     DATASET_FILE,
+    PLAN_FILE,
     REJECTED_FILE,
     SKIPPED_FILE,
     DatasetInfo,
@@ -27,7 +28,6 @@ from pipeline.shards.format import (
     read_dataset_info,
 )
 
-PLAN_FILE = ".work/plan.jsonl"  # there while a run is under way
 UPLOADS, WAITING = 2, 4  # shards uploaded at a time; with those that wait for it, so many lie on the local disk
 DOWNLOADS = 16  # small files at a time
 TABLE = re.compile(r"(shards|samples|gops|names)-[0-9a-f]{16}\.(npy|jsonl)")

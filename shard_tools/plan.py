@@ -5,7 +5,6 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 """
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -17,14 +16,11 @@ from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-import av
-import fsspec
-
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from pipeline.decoding.containers import open_video
-from shard_tools.inputs import Item, Location
+from shard_tools.inputs import Item
 from shard_tools.inputs.item import join_name
+from shard_tools.probe import THREADS, probe_header
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry
@@ -33,7 +29,6 @@ KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same
 SHARD_NAME = "shard-{:06d}.tar"
 STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
 PROBED_AT_ONCE = 4096
-PROBING_THREADS = 16  # they wait for the disk, or for the network
 
 
 class Plan:
@@ -160,19 +155,9 @@ def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iter
     items = iter(items)
 
     def count_pieces(item: Item) -> int:
-        return 1 if item.segment else max(1, math.ceil(probe_duration(item.location) / clip_seconds))
+        return 1 if item.segment else max(1, math.ceil(probe_header(item.location).seconds / clip_seconds))
 
-    with ThreadPoolExecutor(PROBING_THREADS) as threads:
+    with ThreadPoolExecutor(THREADS) as threads:
         while some := list(islice(items, PROBED_AT_ONCE)):
             for item, count in zip(some, threads.map(count_pieces, some), strict=True):
                 yield from ((item, piece, piece == count - 1) for piece in range(count))
-
-
-def probe_duration(location: Location) -> float:
-    """Return the seconds that a video's header says; 0 if it does not say, or is no video."""
-    try:
-        file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
-        with file as content, open_video(content) as container:
-            return (container.duration or 0) / av.time_base
-    except (av.error.FFmpegError, OSError, ValueError):
-        return 0.0

@@ -25,6 +25,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 from PIL import Image
 
+from common.arguments import ArgumentParser
 from common.logging import log
 from common.progress import progress_bar
 from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
@@ -152,7 +153,7 @@ def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], code
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(__doc__)
     parser.add_argument("output", type=Path, help="folder to write to")
     parser.add_argument("--classes", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS)[:4], metavar="CLASS",
         help=f"of {', '.join(DIRECTIONS)} (default: the first four)")  # fmt: skip

@@ -11,10 +11,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonargparse
 import pytest
+import torch
 from safetensors.torch import save_file
+from transformers import VideoMAEImageProcessor
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -138,9 +142,14 @@ def test_every_metric_is_explained() -> None:
 )
 def test_the_python_blocks_run(page: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     for block in list_code_blocks(page, "python"):  # one after another
         exec(compile(block, page.name, "exec"), names)
+    if "pixel_values" in names:
+        clip, found = names["batch"].clip[0], names["pixel_values"][0]
+        processor = VideoMAEImageProcessor(image_mean=IMAGENET_DEFAULT_MEAN, image_std=IMAGENET_DEFAULT_STD)
+        processed = processor(list(clip.permute(0, 3, 1, 2)), return_tensors="pt")
+        torch.testing.assert_close(found, processed["pixel_values"][0], atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow  # it trains for a minute

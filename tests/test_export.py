@@ -213,6 +213,11 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
         ("import list.pth x.safetensors", "list.pth is no state dict"),
         ("import half.safetensors x.safetensors", "missing keys: decoder.embed.weight"),
         ("import run x.bin", "x.bin is not a safetensors file"),
+        (
+            "export separable.safetensors out --to huggingface",
+            "separable-3d positions: use --to encoder, or train with model.posi",
+        ),
+        ("exprt run out", "command: invalid choice: 'exprt'"),
         ("export run x.bin --to adamae", "x.bin is not a file of weights"),
         ("export probe.safetensors x.pth --to adamae", "probe.safetensors is a probe, for which no other project"),
     ],
@@ -228,6 +233,8 @@ def test_bad_input(run: Path, model: AdaMAE, monkeypatch, arguments: str, senten
     pretrained.save(
         Path("probe.safetensors"), Probe(CONFIG, 2, "linear").state_dict(), pretrained.make_metadata(CONFIG)
     )
+    separable = replace(CONFIG, positions="separable-3d")
+    pretrained.save(Path("separable.safetensors"), AdaMAE(separable).state_dict(), pretrained.make_metadata(separable))
     before = set(Path().iterdir())
     with pytest.raises(InputError, match=sentence):
         run_export(*arguments.split())

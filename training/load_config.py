@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.logging import log
+from model.config import ModelConfig
 from pipeline.reading.storage import is_remote
 from training.config import TrainConfig, parse
 
-# What is taken over of the model that a run starts from: by pre-training, the encoder; by a classifier, the clip too.
-# How that was masked only decides whether the shape is a possible one.
+# What is taken over of the model that a run starts from: by pre-training, the encoder and, where no config file says
+# another one, the clip; by a classifier, both. How that was masked only decides whether the shape is a possible one.
 ENCODER = ("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")
-SHAPE = (*ENCODER, "num_frames", "image_size", "in_channels", "positions", "masking", "mask_ratio")
+CLIP = ("num_frames", "image_size", "positions", "differences")
+SHAPE = (*ENCODER, *CLIP, "in_channels", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
@@ -37,7 +39,10 @@ def load_config(arguments: list[str]) -> TrainConfig:
     source = (
         pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
     )
-    names = ENCODER if config.task == "pretrain" else SHAPE
+    names: tuple[str, ...] = SHAPE
+    default = ModelConfig()
+    if config.task == "pretrain":
+        names = (*ENCODER, *(name for name in CLIP if getattr(config.model, name) == getattr(default, name)))
     left = [name for name in names if f"model.{name}" not in given]
     if "model.size" in given:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]

@@ -25,19 +25,20 @@ from torch.utils.tensorboard import SummaryWriter
 from common.atomic_io import write_text
 from common.devices import choose_precision, find_attention_kernel
 from common.errors import InputError, name_disk_errors
-from common.logging import escape
+from common.logging import escape, format_duration, format_number
 from common.progress import progress_bar
 from figures.sheet import save_image
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
-from training.evaluation import warn_of_majority
 from training.failures import DivergedError
 from training.run_dir import RunDir
 from training.schedule import Schedule
 from training.stragglers import StragglerDetector
+from training.summary import describe_scores
 
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
+TIMED_S = 10  # of steps, before a run's duration is estimated
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
 
 
@@ -55,6 +56,7 @@ class Logger:
         self._steps = 0
         self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started = time.perf_counter()
+        self._timed: tuple[int, float] | None = start, time.perf_counter()  # since which step; None: it has been said
         self._waited = 0.0  # seconds for data, when a row was last written
         self._writers: list[Any] = []  # of WRITERS
 
@@ -86,8 +88,25 @@ class Logger:
         self._sums = self._sums + torch.stack([value.detach().float() for value in scalars.values()])
         self._steps += 1
         self._bar.update()
+        self._estimate_duration(step)
         if step % self.config.log_every == 0:
             self.flush(step)
+
+    def _estimate_duration(self, step: int) -> None:
+        """Say, once TIMED_S have been measured, how long the run takes; the host is at most log_every steps ahead."""
+        if self._timed is None:
+            return
+        is_compiling = self.dist.device.type == "cuda" or self.config.compile
+        if is_compiling and step == self.start_step + 1:
+            self._timed = step, time.perf_counter()
+        first, started = self._timed
+        if (seconds := time.perf_counter() - started) > TIMED_S and step > first:
+            steps_left, speed = self.schedule.total_steps - step, (step - first) / seconds
+            clips = f"{format_number(speed * self.schedule.global_batch)} clips/s"
+            self._say(
+                [f"the remaining {steps_left:,} steps take about {format_duration(steps_left / speed)} ({clips})"]
+            )
+            self._timed = None
 
     def flush(self, step: int) -> None:
         """Write the means since the last call, over all ranks, which all call this; raise DivergedError where no step
@@ -125,10 +144,9 @@ class Logger:
                 writer.scalars(step, values)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of an evaluation; warn where a run ends with accuracies that say nothing."""
+        """Write the metrics of an evaluation, also in words above the progress bar."""
         self.scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
-        if step == self.schedule.total_steps:
-            self._say(warn_of_majority(metrics))
+        self._say([f"step {step:,}: {describe_scores(metrics)}"])
 
     def image(self, step: int, name: str, image: Image.Image) -> None:
         """Write an image of one step; the newest of its name also lies in the run's figures/."""
@@ -141,7 +159,10 @@ class Logger:
         """Exclude the block from step times and clips/s."""
         started = time.perf_counter()
         yield
-        self._started += time.perf_counter() - started
+        paused = time.perf_counter() - started
+        self._started += paused
+        if self._timed is not None:
+            self._timed = self._timed[0], self._timed[1] + paused
 
     def announce(self, messages: list[str]) -> None:
         """Log what is about to run, then `messages`."""
@@ -161,8 +182,8 @@ class Logger:
 
     def _say(self, sentences: list[str]) -> None:
         """Print these above the progress bar, in the main rank."""
-        for sentence in sentences if self.dist.is_main else ():
-            self._bar.write(escape(sentence), file=sys.stderr)
+        if sentences and self.dist.is_main:  # at once: where stderr is a file, the bar is written again after each
+            self._bar.write("\n".join(map(escape, sentences)), file=sys.stderr)
 
 
 class RunDirWriter:

@@ -1,7 +1,8 @@
 """Clips with DALI: decode, crop, flip and scale, on the GPU (NVDEC) or, for a few codecs, on the CPU."""
 
+import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import lru_cache
@@ -12,12 +13,12 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from common.devices import to_device
 from common.errors import InputError
 from common.logging import log_note
 from common.threads import run_in_thread
 from pipeline.config import DataConfig
 from pipeline.decoding.dali_policy import DaliPolicy
+from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.reading.reader import Reader
@@ -28,13 +29,11 @@ from pipeline.video_error import VideoError
 # What fn.decoders.video in DALI 2.4 takes, by FFmpeg's names; which of the latter a GPU has depends on its generation.
 CPU_CODECS = frozenset({"vp8", "vp9", "mjpeg"})
 GPU_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4"})
-GPU_THREADS = 8  # a decoder each; an H100 has 7 NVDEC engines, more than most GPUs
+# Side by side: one keeps 14 % of the NVDEC engines of an H100 busy, seven 89 % (NVIDIA/DALI#6387).
+GPU_PIPELINES = 8
 PROBED_SAMPLES = 1000  # the first ones of a dataset, among which one of each codec is looked for
+NVDEC = "libnvcuvid.so.1"
 PROBES = 3  # videos of a codec that are tried: one may be corrupt
-
-Bytes = UInt8[np.ndarray, " bytes"]
-# Videos, each with the numbers of the wanted frames in it, and the clips to cut from them.
-Encoded = Sequence[tuple[Bytes, Sequence[int], list[PlanRow]]]
 
 
 @lru_cache
@@ -53,22 +52,21 @@ class DaliGraph:
     An error in one batch invalidates the whole graph: build another.
     """
 
-    def __init__(
-        self, device: torch.device, crops: int, frame_size: FrameSize, max_videos: int, num_threads: int
-    ) -> None:
+    def __init__(self, device: torch.device, num_cuts: int, frame_size: FrameSize, max_videos: int) -> None:
+        """num_cuts: of a video, at most."""
         from nvidia.dali import Pipeline, fn  # may be missing where PyAV decodes everything
         from nvidia.dali.types import DALIDataType, DALIInterpType
 
-        self._crops = crops
+        self._num_cuts = num_cuts
         self._pipeline = Pipeline(
             batch_size=max_videos,
-            num_threads=num_threads,
+            num_threads=1,  # there are several pipelines
             device_id=device.index if device.type == "cuda" else None,
             prefetch_queue_depth=1,  # one run per feed; several may still be in flight
         )
         with self._pipeline:
             encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
-            numbers = fn.external_source(name="frames", dtype=DALIDataType.INT32, ndim=1)
+            numbers = fn.external_source(name="numbers", dtype=DALIDataType.INT32, ndim=1)
             frames = fn.decoders.video(
                 encoded,
                 frames=numbers,
@@ -76,57 +74,63 @@ class DaliGraph:
                 pad_mode="none",  # a frame that is missing is an error, and not black
                 affine=False,  # binding threads to cores needs NVML, which some virtual machines lack
             )
-            boxes = [fn.external_source(name=f"box{i}", dtype=DALIDataType.FLOAT, ndim=2) for i in range(crops)]
+            spans = fn.external_source(name="spans", dtype=DALIDataType.INT32, ndim=2)
+            boxes = fn.external_source(name="boxes", dtype=DALIDataType.FLOAT, ndim=3)
             linear: dict[str, Any] = {"interp_type": DALIInterpType.INTERP_LINEAR, "antialias": True}
             # An axis is mirrored if its region starts behind its end: flips are free.
             clips: list[Any] = [
-                fn.resize(frames, roi_start=box[0], roi_end=box[1], size=list(frame_size), **linear) for box in boxes
-            ]
-            self._pipeline.set_outputs(fn.stack(*clips, axis=0) if crops > 1 else clips[0])
+                fn.resize(
+                    frames[spans[i, 0] : spans[i, 1]],
+                    roi_start=boxes[i, 0], roi_end=boxes[i, 1], size=list(frame_size), **linear,
+                )
+                for i in range(num_cuts)
+            ]  # fmt: skip
+            self._pipeline.set_outputs(fn.cat(*clips, axis=0) if num_cuts > 1 else clips[0])
         self._pipeline.build()
 
-    def feed(self, batch: Encoded) -> None:
+    def feed(self, videos: Sequence[JoinedVideo]) -> None:
         """Start on a batch."""
-        feed = self._pipeline.feed_input
-        feed("encoded", [data for data, _, _ in batch])
-        feed("frames", [np.array(_sort_frames(numbers), np.int32) for _, numbers, _ in batch])
-        for number in range(self._crops):
-            feed(f"box{number}", [_region(rows[number]) for _, _, rows in batch])
+        spans = np.full((len(videos), self._num_cuts, 2), (0, 1), np.int32)  # one frame where there is no cut
+        boxes = np.full((len(videos), self._num_cuts, 2, 2), ((0, 0), (1, 1)), np.float32)
+        for number, video in enumerate(videos):
+            for place, cut in enumerate(video.cuts):
+                spans[number, place] = cut.first, cut.first + cut.num_frames
+                boxes[number, place] = _region(cut.row)
+        self._pipeline.feed_input("encoded", [video.data for video in videos])
+        self._pipeline.feed_input("numbers", [np.array(video.numbers, np.int32) for video in videos])
+        self._pipeline.feed_input("spans", spans)
+        self._pipeline.feed_input("boxes", boxes)
         self._pipeline.schedule_run()
 
-    def take(self) -> UInt8[Tensor, "B T H W C"]:
-        """Wait for the batch that was fed first, its frames as `arrange` takes them.
+    def take(self) -> list[UInt8[Tensor, "frames H W C"]]:
+        """Wait for the batch that was fed first: of each video the frames of its cuts, one behind the other.
 
-        Nothing is copied: DALI's dynamic executor keeps the memory for as long as the tensor lives. Raise
+        Nothing is copied: DALI's dynamic executor keeps the memory for as long as the tensors live. Raise
         RuntimeError if a video of the batch cannot be decoded.
         """
-        (clips,) = self._pipeline.share_outputs()
-        tensor = torch.from_dlpack(clips.as_tensor())
+        (frames,) = self._pipeline.share_outputs()
+        tensors = [torch.from_dlpack(frames[number]) for number in range(len(frames))]
         self._pipeline.release_outputs()
-        return tensor.flatten(0, 1) if self._crops > 1 else tensor
+        return tensors
 
 
-def arrange(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
-    """Put frames into the order of the plan; a copy only where frames are repeated."""
-    decoded = [_sort_frames(row.frames) for row in rows]
-    if all(list(row.frames) == numbers for row, numbers in zip(rows, decoded, strict=True)):
-        return clips
-    places = [[numbers.index(number) for number in row.frames] for row, numbers in zip(rows, decoded, strict=True)]
-    return clips[torch.arange(len(rows), device=clips.device)[:, None], to_device(places, clips.device)]
-
-
-def _region(row: PlanRow) -> np.ndarray:
-    """Return [[top, left], [bottom, right]] of the crop, left and right exchanged for a flip."""
+def _region(row: PlanRow) -> list[tuple[int, int]]:
+    """Return top and left, bottom and right of the crop, left and right exchanged for a flip."""
     x, y, width, height = row.crop
     first, last = (x + width, x) if row.flip else (x, x + width)
-    return np.array([[y, first], [y + height, last]], np.float32)
+    return [(y, first), (y + height, last)]
 
 
-def _sort_frames(frames: Sequence[int]) -> list[int]:
-    """Return as many frames in ascending order, each once if possible: DALI decodes up to a repeated one again, and
-    reopens the video for the last one. Padded with the first, the cheapest to return to."""
-    unique = sorted(set(frames))
-    return [unique[0]] * (len(frames) - len(unique)) + unique
+def split_cuts(
+    video: JoinedVideo, frames: UInt8[Tensor, "frames H W C"]
+) -> Iterator[tuple[int, UInt8[Tensor, "T H W C"]]]:
+    """Yield the clips that are cut from a video, behind their indices in the batch; a copy only where frames repeat."""
+    end = 0
+    for cut in video.cuts:
+        start, end = end, end + cut.num_frames
+        clip = frames[start:end]
+        in_order = cut.order == list(range(cut.num_frames))
+        yield cut.clip, clip if in_order else torch.stack([clip[number] for number in cut.order])
 
 
 def shorten(error: Exception) -> str:
@@ -137,50 +141,60 @@ def shorten(error: Exception) -> str:
 class Dali:
     """DALI's part of the batches of a run. Used from one thread, batch after batch."""
 
-    def __init__(self, device: torch.device, plan: ClipPlan, num_threads: int, timeout: float) -> None:
+    def __init__(self, device: torch.device, plan: ClipPlan, num_graphs: int, timeout: float) -> None:
         """timeout: seconds after which a batch counts as hung."""
-        self._device, self._plan, self._num_threads, self._timeout = device, plan, num_threads, timeout
-        self._graph: DaliGraph | None = None
-        self._in_use: deque[tuple[torch.cuda.Event, Tensor]] = deque()  # DALI's memory, until it has been copied
+        self._device, self._plan, self._num_graphs, self._timeout = device, plan, num_graphs, timeout
+        self._graphs: deque[DaliGraph] = deque()  # the next one first
+        self._fed: deque[list[tuple[DaliGraph, list[JoinedVideo]]]] = deque()
+        self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # DALI's memory, until it has been copied
 
-    def feed(self, batch: Encoded) -> None:
+    def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
         """Start on DALI's part of a batch. Raise RuntimeError if it is refused."""
-        if self._graph is None:
+        if not self._graphs:
             crops = self._plan.crops_per_decode
-            max_videos = self._plan.batch_size // crops
-            self._graph = DaliGraph(self._device, crops, self._plan.frame_size, max_videos, self._num_threads)
-        self._graph.feed(batch)
+            max_videos = -(-self._plan.batch_size // crops // self._num_graphs)
+            sizes = crops * CLIPS_PER_VIDEO, self._plan.frame_size, max_videos
+            self._graphs.extend(DaliGraph(self._device, *sizes) for _ in range(self._num_graphs))
+        joined = join_videos(videos, block)
+        parts = [(graph, joined[number :: self._num_graphs]) for number, graph in enumerate(self._graphs)]
+        self._fed.append(parts[: len(joined)])
+        for graph, part in self._fed[-1]:
+            graph.feed(part)
+        self._graphs.rotate(-len(joined))
 
-    def take(self, rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
-        """Wait for the clips that were fed first, in DALI's memory. Raise RuntimeError if one cannot be decoded,
-        TimeoutError if DALI hangs."""
-        graph = self._graph
-        assert graph is not None
+    def take(self) -> dict[int, UInt8[Tensor, "T H W C"]]:
+        """Wait for the clips that were fed first, by their indices in the batch, in DALI's memory. Raise RuntimeError
+        if one cannot be decoded, TimeoutError if DALI hangs."""
+        parts = self._fed.popleft()
 
-        def take() -> Tensor:
+        def take() -> list[list[Tensor]]:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
-            return graph.take()
+            return [graph.take() for graph, _ in parts]
 
         waiting = run_in_thread(take, "dali")
         if not wait([waiting], self._timeout).done:
             raise TimeoutError(f"no answer for {self._timeout:g} s")
-        return arrange(waiting.result(), rows)
+        return {
+            index: clip
+            for (_, videos), taken in zip(parts, waiting.result(), strict=True)
+            for video, frames in zip(videos, taken, strict=True)
+            for index, clip in split_cuts(video, frames)
+        }
 
-    def copy_clips(
-        self, taken: UInt8[Tensor, "B T H W C"], clips: UInt8[Tensor, "B T H W C"], indices: Sequence[int]
-    ) -> None:
-        """Copy what was taken to `indices` of `clips`, and keep DALI's memory until that is done."""
-        for index, clip in zip(indices, taken, strict=True):
-            clips[index].copy_(clip)  # an indexed assignment of all goes byte by byte on a CPU: 9 times as long
+    def copy_clips(self, taken: Mapping[int, UInt8[Tensor, "T H W C"]], clips: UInt8[Tensor, "B T H W C"]) -> None:
+        """Copy what was taken to its indices of `clips`, and keep DALI's memory until that is done."""
+        for index, clip in taken.items():
+            clips[index].copy_(clip)
         while self._in_use and self._in_use[0][0].query():
             self._in_use.popleft()
         if self._device.type == "cuda":
-            self._in_use.append((torch.cuda.current_stream(self._device).record_event(), taken))
+            self._in_use.append((torch.cuda.current_stream(self._device).record_event(), list(taken.values())))
 
     def reset(self) -> None:
-        """Drop the graph with all that is in flight."""
-        self._graph = None
+        """Drop the graphs with all that is in flight."""
+        self._graphs.clear()
+        self._fed.clear()
 
     def close(self) -> None:
         self.reset()
@@ -191,7 +205,8 @@ class Dali:
 
 def choose_policy(dataset: ShardDataset, device: torch.device, config: DataConfig) -> DaliPolicy:
     """Raise InputError if data.decoder is dali and DALI lacks a codec of these shards on this device."""
-    share = (config.decoder == "dali") if config.dali_share is None else config.dali_share
+    share = float(config.decoder == "dali") if config.dali_share is None else config.dali_share
+    share = 1.0 if share == "auto" else share  # of the chunks that the loader leaves to DALI
     if config.decoder == "pyav" or not share:
         return DaliPolicy()
     side_step = SIDE_STEP if device.type == "cuda" else 1  # see SIDE_STEP
@@ -240,11 +255,18 @@ def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device) -> str
 
 
 def try_decoding(video: bytes, device: torch.device) -> str:
-    """Decode the first frame of a video. Return DALI's error, "" if there is none."""
+    """Decode the first frame of a video. Return the error, "" if there is none."""
     try:
-        graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1, num_threads=1)
-        graph.feed([(np.frombuffer(video, np.uint8), (0,), [PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)])])
+        if device.type == "cuda":
+            ctypes.CDLL(NVDEC)
+        graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1)
+        row = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
+        graph.feed([JoinedVideo(np.frombuffer(video, np.uint8), [0], [Cut(0, row, 0, [0])])])
         graph.take()
     except RuntimeError as error:
         return shorten(error)
+    except OSError:
+        return (
+            f"the driver's {NVDEC} is missing; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"
+        )
     return ""

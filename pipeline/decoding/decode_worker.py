@@ -25,6 +25,7 @@ from kernels.clip_tables import color_matrix
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
 from pipeline.decoding.dali_policy import DaliPolicy
+from pipeline.decoding.joining import EncodedVideo, find_groups
 from pipeline.decoding.planes import PlanarFrames
 from pipeline.decoding.sources import find_source
 from pipeline.planning.augmentations import AugmentOp, EraseBox
@@ -66,18 +67,6 @@ class LoadedClip(NamedTuple):
     augment_ops: tuple[AugmentOp, ...]
     erase_box: EraseBox | None
     image: int | None  # byte of the block at which its RGB begins; None: it is in the tables, or DALI's
-
-
-class EncodedVideo(NamedTuple):
-    """A video that is left to DALI: where its bytes lie in the block, and what is wanted of it."""
-
-    start: int
-    num_bytes: int
-    numbers: tuple[int, ...]  # of the frames
-    rows: list[PlanRow]
-
-    def read(self, block: UInt8[np.ndarray, " bytes"]) -> UInt8[np.ndarray, " bytes"]:
-        return block[self.start : self.start + self.num_bytes]
 
 
 class Fault(NamedTuple):
@@ -234,10 +223,12 @@ class ChunkInTheMaking:
         image, num_decoded = None, 0
         try:
             suits_dali = self.chunk.use_dali and self._setup.policy.suits_dali(sample, decode, video)
-            if suits_dali and (found := self._allocate(first + len(rows), len(video.data))):
+            groups = find_groups(video) if suits_dali else None
+            if groups and (found := self._allocate(first + len(rows), len(video.data))):
                 start, memory = found
                 memory[:] = np.frombuffer(video.data, np.uint8)
-                self.encoded[first] = EncodedVideo(start, len(video.data), video.numbers, rows)
+                wanted = video.num_frames, video.numbers, rows
+                self.encoded[first] = EncodedVideo(start, len(video.data), groups, *wanted)
             else:
                 image, num_decoded = self._decode(first, rows, video)
                 self.count(decode_seconds=time.perf_counter() - started)

@@ -27,6 +27,8 @@ from pipeline.planning.sample_order import SampleOrder, choose_subset
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 
+MAX_SHORT = 0.05  # of the videos may be shorter than a clip: a few must not decide the stride of all
+
 Number = TypeVar("Number", float, np.ndarray)
 
 
@@ -276,6 +278,11 @@ def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number
     """Compute the stored frames, of `fps` a second and of every `stored_stride` of the source, from one frame of a clip
     to the next."""
     return fps / config.fps if config.fps else (config.frame_stride or DEFAULT_STRIDE) / stored_stride
+
+
+def largest_stride(frames: np.ndarray, num_frames: int) -> int:
+    """Return the largest stride of a clip of `num_frames` that fits into nearly all videos of `frames`; at least 1."""
+    return max(1, int(np.quantile((frames - 1) // max(1, num_frames - 1), MAX_SHORT, method="lower")))
 
 
 def strided_frames(available: int, wanted: int, step: float, share: float) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from pipeline.shards.gops import GOP
 SCHEMA_VERSION = 5
 DATASET_FILE = "dataset.json"
 REJECTED_FILE = "rejected.jsonl"
+PLAN_FILE = ".work/plan.jsonl"  # there while make_shards is under way
 SKIPPED_FILE = "skipped.jsonl"  # what the last run did not take for videos
 CARD_FILE = "README.md"
 # Both sides of what we encode are multiples of it, as codecs work on blocks of 16 pixels. DALI keeps NVDEC's decoders
@@ -225,11 +226,27 @@ def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo
     `locate` gives the files of tables where they do not lie beside it.
     """
     if not is_described(folder):
-        raise InputError(f"no {DATASET_FILE} in {folder}: create shards with `python shard_tools/make_shards.py`")
+        raise InputError(f"no {DATASET_FILE} in {folder}: {_advise(folder)}")
     path = folder / DATASET_FILE
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
     return parse_dataset_info(path.read_bytes(), str(path), locate or (lambda table: folder / table.file))
+
+
+def find_splits(folder: Path) -> list[Path]:
+    """Find the datasets that `make_shards.py INPUT FOLDER` with --hold-out or --split has written."""
+    return sorted(file.parent for file in folder.glob(f"*/{DATASET_FILE}"))
+
+
+def _advise(folder: Path) -> str:
+    """Say what to do about a folder that is no dataset."""
+    if not folder.is_dir():
+        return "there is no such folder"
+    if splits := find_splits(folder):
+        return f"give {' or '.join(map(str, splits))}"
+    if any(any(folder.glob(pattern)) for pattern in (PLAN_FILE, f"*/{PLAN_FILE}")):
+        return "shard_tools/make_shards.py was interrupted there: run the same command again, which completes it"
+    return f"create shards with `python shard_tools/make_shards.py {folder} SHARDS`"
 
 
 def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:

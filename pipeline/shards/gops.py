@@ -31,12 +31,12 @@ Buffer = bytes | memoryview
 
 # From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
 NOT_A_KEY_FRAME = 0x10000
-DEFAULT_SIZE, DEFAULT_FLAGS = 0x10, 0x20
-TFHD = {0x1: "Q", 0x2: "I", 0x8: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
+DEFAULT_DURATION, DEFAULT_SIZE, DEFAULT_FLAGS = 0x8, 0x10, 0x20
+TFHD = {0x1: "Q", 0x2: "I", DEFAULT_DURATION: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
 DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
 TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
-SIZE, FLAGS, COMPOSITION_OFFSET = 0x200, 0x400, 0x800
-OF_EACH_FRAME = (0x100, SIZE, FLAGS, COMPOSITION_OFFSET)  # in trun, behind its other fields
+DURATION, SIZE, FLAGS, COMPOSITION_OFFSET = 0x100, 0x200, 0x400, 0x800
+OF_EACH_FRAME = (DURATION, SIZE, FLAGS, COMPOSITION_OFFSET)  # in trun, behind its other fields
 
 
 class VideoSlice(NamedTuple):
@@ -54,6 +54,8 @@ class Fragment(NamedTuple):
     start: int
     num_frames: int
     packets: tuple[slice, ...] | None  # one a frame, as shown; None if they are shown in another order or not found
+    duration: int  # in the time scale of the video; 0: not told
+    time: int | None  # where in the file the time is told at which it begins (tfdt)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,11 @@ def _read_track(data: Buffer, moof: int, start: int, end: int, mdat_end: int) ->
     sizes = frames[:, columns.index(SIZE)].tolist() if SIZE in columns else [defaults.get(DEFAULT_SIZE, 0)] * count
     ends = [*accumulate(sizes, initial=first)]
     fits = ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in columns
-    return Fragment(moof, count, tuple(slice(*pair) for pair in pairwise(ends)) if fits else None)
+    packets = tuple(slice(*pair) for pair in pairwise(ends)) if fits else None
+    duration = count * defaults.get(DEFAULT_DURATION, 0)
+    if DURATION in columns:
+        duration = int(frames[:, columns.index(DURATION)].sum())
+    return Fragment(moof, count, packets, duration, next((place for kind, place in places if kind == b"tfdt"), None))
 
 
 def _read_fields(data: Buffer, place: int, bits: int, layout: dict[int, str]) -> tuple[dict[int, int], int]:

@@ -1,11 +1,11 @@
 """All that an input asks for, in a table on disk: there may be more of them than memory should hold."""
 
-import hashlib
 import json
 import os
 import stat
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
+from shard_tools.splits import GroupOf, choose_held_out
 from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes, or files, in a sentence
@@ -139,17 +140,35 @@ class Inputs:
                     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
                     self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
 
-    def hold_out(self, share: float, keep: bool) -> None:
-        """Keep the files that are held out, or drop them: those whose name has a hash in the first `share` of all, but
-        at least one. Whatever is added, they stay on their side."""
-        hashes = {
-            source: hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest() for source in self._list_sources()
-        }
+    def hold_out(self, share: float, keep: bool, group_of: GroupOf | None, known: Mapping[str, bool]) -> None:
+        """Keep the files that are held out, or drop them, by whole groups, by default files. Those of `known` sides
+        stay there, and their groups with them."""
+        groups: dict[str, Counter[str]] = {}
+        group_by_source: dict[str, str] = {}
+        sides: dict[str, bool] = {}
+        for source, labels, fields in self._table.run(
+            "SELECT source, labels, fields FROM items ORDER BY source, rowid"
+        ):
+            group = group_of(source, json.loads(fields or "{}")) if group_of else source
+            if group_by_source.setdefault(source, group) != group:
+                raise InputError(
+                    f"{source} is of the groups {group_by_source[source]} and {group}: a file has only one"
+                )
+            groups.setdefault(group, Counter()).update(json.loads(labels) if labels else [""])
+            if source in known and sides.setdefault(group, known[source]) != known[source]:
+                raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
+        held_out = choose_held_out(groups, share, sides)
         self._index()
-        limit = max(int(share * 2**64).to_bytes(8), min(hashes.values()))
-        for source, found in hashes.items():
-            if (found <= limit) != keep:
+        for source, group in group_by_source.items():
+            if (group in held_out) != keep:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
+        if keep:
+            kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
+            missing = set().union(*groups.values()) - set().union(*(groups[group] for group in held_out))
+            self.notes.append(
+                f"held out: {len(held_out)} of {len(groups)} {kind}"
+                + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
+            )
 
     def list_shared(self, other: "Inputs") -> list[str]:
         """List the files that `other` has too."""
@@ -164,6 +183,10 @@ class Inputs:
 
     def __iter__(self) -> Iterator[Item]:
         return self._select("TRUE")
+
+    def choose(self, count: int) -> Iterator[Item]:
+        """Yield about so many of the usable ones, up to twice as many, from all over."""
+        return self._select(f"problem IS NULL AND rowid % {max(1, len(self) // count)} = 0")
 
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""

@@ -24,8 +24,8 @@ def test_a_wrong_argument_is_one_sentence(tmp_path: Path) -> None:
     parser = ArgumentParser("Measures.")
     parser.add_videos()
     for arguments, says in (
-        ([str(tmp_path), "--batch-size", "0"], "argument --batch-size: it is 0, give a whole number of at least 1"),
-        ([str(tmp_path), "--such"], "unrecognized arguments: --such"),
+        ([str(tmp_path), "--batch-size", "0"], "--batch-size: it is 0, give a whole number of at least 1"),
+        ([str(tmp_path), "--codes"], "there is no option --codes: did you mean --encodes"),
     ):
         with pytest.raises(InputError, match=says):
             parser.parse_args(arguments)

@@ -62,3 +62,5 @@ def test_workers_are_refused(short_shards: Path) -> None:
         next(iter(DataLoader(ClipDataset(short_shards, **CLIPS), batch_size=None, num_workers=2)))
     with pytest.raises(InputError, match="frame_stride"):
         ClipDataset(short_shards, frame_stride=0)
+    with pytest.raises(InputError, match="ClipDataset has no option stride: did you mean frame_stride"):
+        ClipDataset(short_shards, stride=2)

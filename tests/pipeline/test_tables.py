@@ -35,6 +35,26 @@ def copied(short_shards: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(short_shards, tmp_path / "copied"))
 
 
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        ("", "no dataset.json in {0}: there is no such folder"),
+        ("a.mp4", "no dataset.json in {0}: create shards with `python shard_tools/make_shards.py {0} SHARDS`"),
+        ("train/dataset.json validation/dataset.json", "no dataset.json in {0}: give {0}/train or {0}/validation"),
+        (".work/plan.jsonl", "was interrupted there: run the same command again"),
+        ("train/.work/plan.jsonl", "was interrupted there: run the same command again"),
+    ],
+)
+def test_a_folder_that_is_no_dataset_is_one_sentence_on_what_to_do(tmp_path: Path, there: str, says: str) -> None:
+    folder = tmp_path / "mine"
+    for file in there.split():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    with pytest.raises(InputError) as raised:
+        ShardDataset.open(folder)
+    assert says.format(folder) in str(raised.value)
+
+
 def change_row(folder: Path, sample: int, **values: Any) -> None:
     """In a table whose hash is right all the same: of large ones, it is not compared."""
     described = json.loads((folder / "dataset.json").read_text())

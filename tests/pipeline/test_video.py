@@ -12,6 +12,7 @@ from made_videos import KINDS, LEVELS, X264, encode, read_number, remux
 from PIL import Image
 
 from pipeline.decoding.dali import DaliGraph
+from pipeline.decoding.joining import Cut, JoinedVideo
 from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
 from pipeline.decoding.video import Video, as_rgb
 from pipeline.planning.crops import Crop, FrameSize
@@ -152,9 +153,9 @@ def test_colors_are_those_of_dali(matrix: int, full_range: bool) -> None:
         output.mux(stream.encode(None))
     data, row = file.getvalue(), PlanRow(0, 0, (0,), Crop(0, 0, 64, 64), flip=False)
     cut = clip_of_one_frame(data, Sample("v", "webm", "vp9", 1, 8.0, 1, 64, 64, None, "", ""), 64)
-    graph = DaliGraph(torch.device("cpu"), 1, FrameSize(64, 64), max_videos=1, num_threads=1)
-    graph.feed([(np.frombuffer(data, np.uint8), (0,), [row])])
-    assert np.abs(graph.take()[0, 0].numpy().astype(int) - cut).max() <= 3
+    graph = DaliGraph(torch.device("cpu"), 1, FrameSize(64, 64), max_videos=1)
+    graph.feed([JoinedVideo(np.frombuffer(data, np.uint8), [0], [Cut(0, row, 0, [0])])])
+    assert np.abs(graph.take()[0][0].numpy().astype(int) - cut).max() <= 3
     assert cut[32, 32, 0] > 195, "mostly red"
 
 

@@ -215,6 +215,12 @@ def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: P
     (alone,) = (few / source for source in sorted(first)[:1])
     with pytest.raises(InputError, match=r"--hold-out leaves no video for train"):
         make(alone, tmp_path / "none", "--hold-out", "0.1")
+    with pytest.raises(InputError, match=r"down/video_000002\.mp4 has no group by --group-by folder:2"):
+        make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "folder:2")
+    with pytest.raises(InputError, match="--group-by is person: give folder:1"):
+        make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "person")
+    with pytest.raises(InputError, match="was on both sides of an earlier run"):
+        make(few, tmp_path / "out", "--hold-out", "0.4", "--group-by", "name:video")
     with pytest.raises(InputError, match="--hold-out is a share between 0 and 1"):
         make(few, tmp_path / "none", "--hold-out", "20")
     assert not (tmp_path / "none").exists()
@@ -257,6 +263,27 @@ def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
         make(videos, tmp_path / asked, "--fps", asked)
         found = {(sample.frame_stride, sample.fps) for _, sample in all_samples(tmp_path / asked)}
         assert found == {(stride, 30 / stride)}, "the largest stride that keeps as many frames a second"
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            (),
+            "9 of 9 videos would have fewer than 16 frames, of which one of every 4 is stored: give",
+        ),
+        (("--clip-seconds", "0.1", "--frame-stride", "2"), "9 of 9 videos"),
+        (("--frame-stride", "1"), ""),
+        (("--encode", "copy"), ""),
+    ],
+)
+def test_short_videos_are_named_before_they_are_encoded(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], warning: str
+) -> None:
+    make(videos, tmp_path / "shards", "--dry-run", *options)
+    said = capsys.readouterr().err
+    assert warning in said
+    assert ("WARNING" in said) == bool(warning)
 
 
 def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,8 +163,9 @@ def test_clips_that_are_not_square_resume(tiny_run, arguments, tmp_path):
 
 def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
     start = f"init_from={tiny_run}"
-    config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=32", "model.mask_ratio=0.5"])
+    config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=64", "model.mask_ratio=0.5"])
     source = config_of_run(tiny_run)
     assert (config.model.dimensions, config.model.tubelet_size) == (source.dimensions, source.tubelet_size)
-    assert (config.model.patch_size, config.model.image_size) == (16, 32), "what the command line says stays"
+    assert (config.model.patch_size, config.model.image_size) == (16, 64), "what the command line says stays"
+    assert config.model.num_frames == source.num_frames, "and what it does not say is the source's, clips too"
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from made_videos import encode, write_shards
 
 from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
-from training.startup_warnings import startup_warnings
+from training.startup_warnings import startup_warnings, warn_of_scale
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -19,23 +22,43 @@ def shards(tmp_path):
 
 @pytest.fixture
 def config(shards) -> TrainConfig:
-    return parse([f"data.shards={shards}", "model.num_frames=8", "data.frame_stride=2"])
+    return parse([f"data.shards={shards}", "model.num_frames=8", "data.frame_stride=2", "model.size=tiny"])
 
 
 def test_videos_shorter_than_a_clip_are_counted(config, shards):
     dataset = ShardDataset.open(shards)
-    (said,) = startup_warnings(config, dataset)
+    (said,) = startup_warnings(config, dataset, CPU)
     assert said.startswith("WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)")
     segments = replace(config, data=replace(config.data, sampling="segments"))
-    assert "of 8 frames): frames are repeated" in startup_warnings(segments, dataset)[0]
-    assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset) == []
+    assert "of 8 frames): frames are repeated" in startup_warnings(segments, dataset, CPU)[0]
+    assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset, CPU) == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "stored_stride", "frame_stride", "advice"),
+    [
+        ((30, 30, 60), 1, 8, "set data.frame_stride=4 or lower model.num_frames"),
+        ((30, 30, 60), 2, 16, "set data.frame_stride=8 or lower"),
+        ((13, 14, 60), 4, 8, "set data.frame_stride=4 or lower"),  # 6 is no multiple
+        ((7, 14, 60), 4, 4, "make shards with --frame-stride 3 and set data.frame_stride=3, or lower"),
+        ((3, *[60] * 30), 1, 8, "their last frame is repeated; lower model.num_frames"),  # one decides nothing
+    ],
+)
+def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
+    videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
+    shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
+    config = parse(
+        [f"data.shards={shards}", "model.num_frames=8", f"data.frame_stride={frame_stride}", "model.size=tiny"]
+    )
+    (said,) = startup_warnings(config, ShardDataset.open(shards), CPU)
+    assert advice in said
 
 
 def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
     dataset = ShardDataset.open(shards)  # of 8 a second
 
     def warn(fps: float) -> list[str]:
-        return startup_warnings(replace(config, data=replace(config.data, frame_stride=None, fps=fps)), dataset)
+        return startup_warnings(replace(config, data=replace(config.data, frame_stride=None, fps=fps)), dataset, CPU)
 
     slow, short = warn(12.0)
     assert slow.startswith("WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)")
@@ -47,12 +70,41 @@ def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
 
 def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     config = parse([f"data.shards={shards}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
-                    f"evaluation.shards={shards}"])  # fmt: skip
+                    "model.size=tiny", f"evaluation.shards={shards}"])  # fmt: skip
     dataset = ShardDataset.open(shards)
-    assert startup_warnings(config, dataset)[0].startswith(
+    assert startup_warnings(config, dataset, CPU)[0].startswith(
         "WARNING: 4 of 4 videos of evaluation.shards are also trained on"
     )
     same = Reader(dataset).read([sample.key for sample in dataset.samples].index("v20"))
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
     apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
-    assert "1 of 2 videos" in startup_warnings(apart, dataset)[0]  # the same bytes under another name
+    assert "1 of 2 videos" in startup_warnings(apart, dataset, CPU)[0]  # the same bytes under another name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_videos", "device", "said"),
+    [
+        ("model.size=tiny", 50, "cpu", []),
+        ("model.size=small", 3_000, "cuda", []),
+        ("model.size=small task=finetune", 50, "cuda", []),
+        ("model.size=small", 3_000, "cpu", ["may take weeks without a GPU: on a CPU, start with --config"]),
+        ("model.size=small", 2_999, "cuda", ["videos are few: pre-training from scratch at size small needs"]),
+        ("model.size=huge", 9_000, "cuda", ["size huge needs about 50,000; continue from published weights: --config"]),
+        ("init_from=w", 300, "cuda", []),
+        ("init_from=w", 49, "cuda", ["continuing at size base needs about 300; extract features with"]),
+    ],
+)  # fmt: skip
+def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(overrides, num_videos, device, said):
+    config = parse(["data.shards=s", *overrides.split()])
+    found = warn_of_scale(config, num_videos, torch.device(device))
+    assert [sentence in line for sentence, line in zip(said, found, strict=True)] == [True] * len(said)
+
+
+def test_classes_of_none_or_one_video_to_learn_from_are_named(shards, tmp_path):
+    few = ShardDataset.open(write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2))
+    config = parse([f"data.shards={few.folder}", "task=finetune", "model.size=tiny", "model.num_frames=2",
+                    "data.frame_stride=1", f"evaluation.shards={shards}"])  # fmt: skip
+    none, one = startup_warnings(config, few, CPU)
+    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in none
+    assert "1 classes of evaluation.shards ('class 0') have one video to learn from" in one
+    assert startup_warnings(replace(config, task="pretrain"), few, CPU) == []

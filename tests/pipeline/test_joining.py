@@ -1,0 +1,95 @@
+"""Videos of clips joined into one: every frame is the one that it is in its own video, bit for bit."""
+
+import io
+
+import av
+import numpy as np
+import pytest
+import torch
+from made_videos import encode, store
+
+from pipeline.decoding.dali import DaliGraph, split_cuts
+from pipeline.decoding.joining import CLIPS_PER_VIDEO, EncodedVideo, JoinedVideo, find_groups, join_videos
+from pipeline.decoding.sources import decode_frames
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.plan import PlanRow
+from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
+from shard_tools.encoding.codecs import CODECS
+
+NUM_FRAMES = 21
+# Frames of each clip: groups in a row and apart, frames that repeat, whole and half used groups.
+WANTED = [(0, 1, 2, 3), (7, 8, 9, 10), (2, 10, 18, 18), (20, 20, 20, 20), (5, 9, 13, 17)]
+
+
+def cut_clips(codec: str, **settings: int) -> list[VideoSlice]:
+    """Cut the slices of WANTED out of videos that show other frames each."""
+    slices = []
+    for number, wanted in enumerate(WANTED):
+        data = store(codec, NUM_FRAMES, first=5 * number, **settings)
+        groups = GopIndex(index_gops(data, NUM_FRAMES), len(data), NUM_FRAMES)
+        slices.append(groups.slice_video(wanted, lambda offset, size, data=data: data[offset : offset + size]))
+    return slices
+
+
+def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarray]:
+    """Lay slices into a block as a decode worker does, two views of each."""
+    rows = [PlanRow(0, 0, (0, 1, 2, 3), Crop(3 * i, i, 32, 24), flip=bool(i)) for i in (0, 1)]
+    videos, start = {}, 0
+    for number, video in enumerate(slices):
+        groups = find_groups(video)
+        assert groups is not None
+        size = len(video.data)
+        videos[2 * number] = EncodedVideo(start, size, groups, video.num_frames, video.numbers, rows)
+        start += size
+    return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_joined_clips_are_decoded_as_alone(codec: str) -> None:
+    slices = cut_clips(codec)
+    (joined,) = join_videos(*lay_out(slices))
+    frames = decode_frames(joined.data.tobytes(), joined.numbers, sum(video.num_frames for video in slices))
+    assert joined.numbers == sorted(set(joined.numbers))
+    assert [cut.clip for cut in joined.cuts] == list(range(2 * len(slices)))
+    for cut in joined.cuts:
+        video = slices[cut.clip // 2]
+        alone = decode_frames(video.data, video.numbers, video.num_frames)
+        assert np.array_equal(np.stack([frames[cut.first + number] for number in cut.order]), alone)
+    with av.open(io.BytesIO(joined.data)) as container:
+        times = [packet.dts for packet in container.demux(video=0) if packet.size]
+    assert len(times) == sum(video.num_frames for video in slices)
+    assert len(set(np.diff(times))) == 1, "no gaps, and never back"
+
+
+def decode_with_dali(videos: list[JoinedVideo]) -> dict[int, torch.Tensor]:
+    graph = DaliGraph(torch.device("cpu"), 2 * CLIPS_PER_VIDEO, FrameSize(20, 24), len(videos))
+    graph.feed(videos)
+    return {
+        index: clip
+        for video, frames in zip(videos, graph.take(), strict=True)
+        for index, clip in split_cuts(video, frames)
+    }
+
+
+@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
+def test_dali_makes_the_same_clips_of_joined_videos(codec: str) -> None:
+    videos, block = lay_out(cut_clips(codec))
+    alone = decode_with_dali([video for key in videos for video in join_videos({key: videos[key]}, block)])
+    together = decode_with_dali(join_videos(videos, block))
+    assert together.keys() == alone.keys() == set(range(2 * len(WANTED)))
+    assert all(torch.equal(together[index], alone[index]) for index in alone)
+
+
+def test_only_videos_of_one_size_are_joined_and_few_at_a_time() -> None:
+    videos, block = lay_out([*2 * cut_clips("h264"), *cut_clips("h264", width=80)])
+    joined = [[cut.clip for cut in video.cuts] for video in join_videos(videos, block)]
+    assert joined == [[*range(16)], [*range(16, 20)], [*range(20, 30)]]
+
+
+@pytest.mark.parametrize(
+    ("data", "num_frames"),
+    [(encode(20), 20), (store("h264", 16), 15), (store("h264", 16)[:-9], 16), (b"no video", 1)],
+    ids=["not fragmented", "other frames than the table says", "cut short", "none"],
+)
+def test_what_cannot_be_joined(data: bytes, num_frames: int) -> None:
+    assert find_groups(VideoSlice(data, (0,), num_frames)) is None
