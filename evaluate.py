@@ -30,8 +30,10 @@ OVERRIDES = (
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
-    parser.add_argument("shards", nargs="?", help="labeled dataset folder")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.frame_stride=2")
+    parser.add_argument("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2"
+    )
     parser.add_argument("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
     parser.add_argument("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
     parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
@@ -169,7 +171,7 @@ def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
         scores = HeldOut(config, reference, max_videos=sys.maxsize).evaluate(encoder.to(dist.device), dist)
         if "knn_top1" not in scores:
             raise InputError(f"{options.shards} and {options.knn} have fewer than two classes, or the same files")
-        return {"num_videos": len(dataset.samples), **scores} if dist.is_main else {}
+        return {name: score for name, score in scores.items() if name != "rankme"} if dist.is_main else {}
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
@@ -179,23 +181,19 @@ def compare_features(options: argparse.Namespace) -> dict[str, Any]:
     labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))
     allowed = torch.tensor([[video["source"] != other["source"] for other in others] for video in about])
     accuracy = knn_top1(features, labels, reference, other_labels, allowed)
-    return {
-        "num_videos": len(about),
-        "knn_videos": int(allowed.any(dim=1).sum()),
-        "knn_top1": accuracy,
-        "majority_top1": majority_top1(labels),
-    }
+    counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
+    return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
 
 
 def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[torch.Tensor, "V D"]]:
     """Read the metadata and the mean features of all videos. Raise InputError where there are none, or no labels."""
     about, features = [], []
-    for file in sorted(folder.rglob("*.safetensors")) if (folder / "features.json").is_file() else ():
+    for file in sorted(folder.rglob("*.safetensors")) if folder.is_dir() else ():
         with safe_open(file, "pt") as opened:
-            about.append(opened.metadata())
+            about.append(opened.metadata() or {})
+            if not about[-1].get("label"):
+                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
             features.append(opened.get_tensor("features").mean(dim=0))
-        if not about[-1].get("label"):
-            raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
     if not about:
         raise InputError(
             f"{folder} has no features as safetensors: run extract_features.py, or name SHARDS after weights"

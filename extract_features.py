@@ -1,11 +1,11 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, a folder of such, or what make_shards.py takes: a video, a folder, a list, tars. Windows
-of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
-frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
-last frame, and what is left after the last whole window is not covered. With --pad, windows end at the first frame and
-at every --stride-th after it, and see nothing later: the first frame is repeated before them; --pad --stride 1 is a
-vector a frame.
+INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py takes: a video, a
+folder, a list, tars. Windows of --window frames slide over each video by --stride frames; both count sampled frames,
+which are --frame-stride source frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that
+is shorter than one repeats its last frame, and what is left after the last whole window is not covered. With --pad,
+windows end at the first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
+before them; --pad --stride 1 is a vector a frame.
 
 Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D]
 fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of the first and the last
@@ -111,7 +111,7 @@ from shard_tools.encoding.source import (
     require_complete,
     subsample,
 )
-from shard_tools.inputs import Item, read_inputs
+from shard_tools.inputs import Item, ListOptions, read_inputs
 from shard_tools.inputs.item import import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.work import local_copy
@@ -220,7 +220,7 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
         for split in splits:
             yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
         return
-    for item in read_inputs(place):
+    for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
         segment = str(item.segment or "")

@@ -30,7 +30,7 @@ DISK_ERRORS = (
 T = TypeVar("T")
 
 
-def end_at_once(*_: object) -> None:
+def exit_on_interrupt(*_: object) -> None:
     """Handle Ctrl-C while a command imports: for seconds, a KeyboardInterrupt could come up anywhere in a library."""
     os.write(2, b"interrupted\n")
     os._exit(130)
@@ -39,7 +39,7 @@ def end_at_once(*_: object) -> None:
 # Not in the programs of others, which import this too, and not where Ctrl-C is ignored, as nohup has it.
 MAIN = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
 if Path(__file__).parents[1] in MAIN.parents[:2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, end_at_once)
+    signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
 class InputError(Exception):
@@ -57,7 +57,7 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
     130 on Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
     with _exit_on_error(resumable):
-        if signal.getsignal(signal.SIGINT) is end_at_once:
+        if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main() or 0)
 

@@ -48,6 +48,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
     what.add_argument("--path-column", metavar="COLUMN", help="of a list: its name in the header, or its number from 1")
     what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: the name of the folder of each file")
+    what.add_argument("--label", metavar="NAME", help="of all videos of INPUT, if neither list nor folders say it")
     what.add_argument("--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none")
     what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
     what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
@@ -125,6 +126,8 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     if arguments.group_by and arguments.hold_out is None:
         raise InputError("--group-by says what --hold-out keeps together: give both")
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
+    if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
+        raise InputError("--label is for videos without labels: remove it, or --label-column and --unlabeled")
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
     if place.startswith(("http://", "https://")):
@@ -153,7 +156,8 @@ def make_list_options(arguments: argparse.Namespace, root: str | None, split: st
         **columns,
         subset=GROUPS.get(subset, subset) if subset else None,
         is_split=bool(split and not arguments.subset),
-        unlabeled=arguments.unlabeled,
+        unlabeled=arguments.unlabeled or arguments.label is not None,
+        constant_label=arguments.label,
         has_label_map=arguments.label_map is not None,
     )
 
@@ -254,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
             if label_map and not parsed.unlabeled:
                 inputs.apply_label_map(label_map)
+            inputs.require_distinct_labels()
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
@@ -268,6 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     sys.stderr,
                 )
         if parsed.dry_run:
+            for files in skipped.values():
+                files.log()
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
             described = [output.folder for output in outputs.values() if is_described(output.folder)]
@@ -278,6 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for split, held_out in combinations(folders.items(), 2):
         if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
             warn_of_shared(*split, *held_out)
+    if code == 0 and parsed.part[1] == 1:
+        log(f"next: python doctor.py {printable(outputs.get('train', next(iter(outputs.values()))).locate())}")
     return code
 
 

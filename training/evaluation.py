@@ -228,10 +228,9 @@ class HeldOut:
         allowed = find_allowed_neighbors(self.dataset, clips.samples, self.reference, others.samples, group)
         metrics = {"majority_top1": majority_top1(labels), "num_videos": len(labels)}
         if allowed.any():
+            if model is not None:
+                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-        if model is not None and allowed.any():
-            metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
-        if allowed.any():
             metrics["pixel_top1"] = pixel_top1(clips.thumbnails, labels, others.thumbnails, other_labels, allowed)
         return metrics
 

@@ -46,14 +46,13 @@ def standard_error(accuracy: float, number: float) -> float:
 def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list[str]:
     """Return a sentence for each score that says that nothing, or hardly anything, has been learned."""
     found = []
-    for name, (_, number) in ACCURACIES.items():
-        if name == "top5" or name not in metrics:
-            continue
+    name = next((name for name in ACCURACIES if name in metrics), None)  # of a fine-tuned model, k-NN stands beside it
+    if name is not None:
         best = max((baseline for baseline in BASELINES if baseline in metrics), key=lambda baseline: metrics[baseline])
-        if metrics[name] - 2 * standard_error(metrics[name], metrics[number]) <= metrics[best]:
+        if metrics[name] - 2 * standard_error(metrics[name], metrics[ACCURACIES[name][1]]) <= metrics[best]:
             found.append(
                 f"WARNING: {describe_accuracy(metrics, name)} is not clearly above {BASELINES[best][1]}"
-                f" ({metrics[best]:.3f}): train longer, or on more videos"
+                f" ({metrics[best]:.3f}): train longer, or train and evaluate on more videos"
             )
     is_relative = model is not None and model.normalize_target and model.loss == "mse"
     if is_relative and metrics.get("reconstruction_loss", 0) > 1 - FEW_LEARNED:
@@ -85,9 +84,9 @@ def describe_end(
     """Return what train.py ends with: what was found, what that means, and what to do next."""
     run, shards = config.run, config.evaluation.shards or "SHARDS"
     ended = f"finished in {format_duration(seconds)}"
-    advice = f"python evaluate.py {run} {shards}"
+    advice = f"next: python evaluate.py {run} {shards}"
     if config.task == "pretrain":
-        advice = f"python extract_features.py {shards} FEATURES --model {run}"
+        advice = f"next: python extract_features.py {shards} FEATURES --model {run}"
     if first_step >= total_steps:
         ended = f"{run} was finished before, after {total_steps:,} steps"
         advice = f"to train longer: python train.py run=ANOTHER init_from={run} init_keep=optimizer steps=MORE"
@@ -96,5 +95,5 @@ def describe_end(
     return [
         f"{ended}; {result}",
         *interpret_scores(metrics, config.model),
-        f"report: {run.rstrip('/')}/report.html; next: {advice}",
+        f"report: {run.rstrip('/')}/report.html; {advice}",
     ]
