@@ -47,8 +47,10 @@ def test_videos_shorter_than_a_clip_are_counted(config, shards):
 def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
     videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
     shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
-    config = parse([f"data.shards={shards}", "model.num_frames=8", f"data.frame_stride={frame_stride}"])
-    (said,) = startup_warnings(config, ShardDataset.open(shards))
+    config = parse(
+        [f"data.shards={shards}", "model.num_frames=8", "model.size=tiny", f"data.frame_stride={frame_stride}"]
+    )
+    (said,) = startup_warnings(config, ShardDataset.open(shards), CPU)
     assert advice in said
 
 
