@@ -46,8 +46,6 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
-
 from common.atomic_io import atomic_write, write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
@@ -56,7 +54,7 @@ from model.tokenizer import position_table
 from model.weights import pretrained
 from model.weights.hub import TIMM_FILE, push_folder
 from model.weights.layouts import is_pretraining, to_external, to_timm
-from model.weights.weight_files import save_tensors
+from model.weights.weight_files import save_pickle, save_tensors
 from training.model_card import write_card
 from training.remote_run import local_run
 
@@ -108,6 +106,8 @@ def leave_out_decoder(weights: pretrained.Weights) -> pretrained.Weights:
 
 
 def convert(weights: pretrained.Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
+    if weights.config.differences:
+        raise InputError("no other project makes differences of frames (model.differences): use export … --to encoder")
     return to_external(weights.state, layout, weights.config.tubelet_size, weights.config.in_channels)
 
 
@@ -117,8 +117,7 @@ def write_weights(path: Path, state: StateDict, metadata: dict[str, str] | None 
         if path.suffix == ".safetensors":
             save_tensors(partial, state, metadata or {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
-            with partial.open("wb") as file:  # a name would be written into it, and this one is different every time
-                torch.save({"model": state}, file)
+            save_pickle(partial, {"model": state})
         else:
             raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
 
@@ -175,14 +174,14 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
     state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.safetensors"
-        if config.positions == "flat-1d" and "norm.running_mean" not in state:
+        if config.positions == "flat-1d" and not config.differences and "norm.running_mean" not in state:
             export_huggingface(weights, file.parent)
             sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
             state = convert(weights, "huggingface") | sampler
         metadata = pretrained.make_metadata(config, classes, multi_label)
         metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
         write_weights(file, state, metadata)
-        if config.in_channels == 3 and "encoder.norm.weight" in weights.state:
+        if config.in_channels == 3 and not config.differences and "encoder.norm.weight" in weights.state:
             positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
             write_weights(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
         write_card(file, weights, state, source, repo, license)

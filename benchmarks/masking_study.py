@@ -2,13 +2,13 @@
 
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips. Then an attentive probe and a fine-tuning run with the labels of
---shards are evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training. Re-running the command with the same --output resumes; further strategies, ratios or seeds are added to
-the tables, by several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies
-to all runs.
+Each point is pre-trained on the same number of clips. Its features of whole videos are classified by ridge regression
+and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards are evaluated
+on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without pre-training. Re-running the
+command with the same --output resumes; further strategies, ratios or seeds are added to the tables, by several commands
+at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1). `section.key=value` applies to all runs.
 
-A strategy is a masking, optionally with settings: `adaptive`, `adaptive:model.sampler_depth=2,steps=900`. With
+A strategy is a masking or `scratch`, optionally with settings: `adaptive:model.sampler_depth=2,steps=900`. With
 --label-sets, every pre-trained model is probed and fine-tuned with several sets of --labels videos. Differences to
 random masking are paired by seed and label set. The presets are in benchmarks/masking_study.yaml.
 """
@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.arguments import ArgumentParser, at_least
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
+from benchmarks.linear_baseline import classify
 from common.atomic_io import write_json
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -31,12 +32,14 @@ from common.logging import log
 from common.yaml_io import read_yaml
 from evaluate import evaluate
 from evaluate import parse_arguments as parse_evaluation
+from extract_features import main as extract_features
+from extract_features import parse_arguments as parse_extraction
 from train import train
 from training.config import parse
 
 SCRATCH, BASELINE = "scratch", "random"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
-MEASURES = ("finetune_top1", "attentive_probe_top1")
+MEASURES = ("finetune_top1", "attentive_probe_top1", "linear_top1", "knn_top1")
 NOTES = [
     "Top-1 of the last weights; _std: standard deviation over seeds, of each seed's mean over label sets.",
     "_gain: mean difference to random masking of the same ratio, seed and label set; _gain_error: its standard error,"
@@ -58,11 +61,11 @@ class Point:
         return f"{re.sub('[^0-9A-Za-z._-]', '_', self.strategy)}{ratio}-seed{self.seed}"
 
     def overrides(self) -> list[str]:
-        if self.mask_ratio is None:
-            return [f"seed={self.seed}"]
         masking, _, settings = self.strategy.partition(":")
-        more = [f"model.mask_ratio={self.mask_ratio:g}", f"seed={self.seed}"]
-        return [f"model.masking={masking}", *filter(None, settings.split(",")), *more]
+        more = [*filter(None, settings.split(",")), f"seed={self.seed}"]
+        if self.mask_ratio is None:
+            return more
+        return [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}", *more]
 
 
 def main() -> None:
@@ -147,20 +150,35 @@ class Study:
             start = [f"init_from={runs / 'pretrain'}"] if label_set is not None and point.mask_ratio else []
             if not train(parse([*overrides, *start, f"run={run}"])):
                 raise KeyboardInterrupt
-            if label_set is not None:
+            if label_set is None:
+                found = self.classify_features(run)
+                rows = [row | found for row in rows]
+            else:
                 views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
                 newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
                 evaluate(parse_evaluation([str(newest), self.options.validation, *views, output]))
                 rows[label_set][f"{task}_top1"] = float(read_json(run / "evaluation/results.json")["top1"])
         write_json(runs / "result.json", {"settings": settings, "rows": rows})
 
+    def classify_features(self, run: Path) -> Row:
+        """Classify the validation videos by the features of whole videos, with nothing trained but a linear layer."""
+        folders = []
+        for name, shards in (("train", self.options.shards), ("validation", self.options.validation)):
+            folders.append(run / "features" / name)
+            extract_features(parse_extraction([shards, str(folders[-1]), f"--model={run}"]))
+        return {f"{measure}_top1": top1 for measure, top1 in classify(*folders)["encoder"].items()}
+
+
+def is_scratch(strategy: str) -> bool:
+    return strategy.partition(":")[0] == SCRATCH
+
 
 def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
     """Combine every strategy with every ratio, training from scratch once."""
     strategies, ratios = strategies or [], ratios or []
-    if any(strategy != SCRATCH for strategy in strategies) != bool(ratios):
+    if all(map(is_scratch, strategies)) == bool(ratios):
         raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
-    pairs = [(s, ratio) for s in strategies for ratio in ([None] if s == SCRATCH else ratios)]
+    pairs = [(s, ratio) for s in strategies for ratio in ([None] if is_scratch(s) else ratios)]
     return list(dict.fromkeys(pairs))
 
 
@@ -176,7 +194,7 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
             means = group_means([(row["seed"], row[name]) for row in group])
             line[name] = statistics.mean(means)
             line[f"{name}_std"] = statistics.stdev(means) if len(means) > 1 else None
-            if strategy not in (BASELINE, SCRATCH):
+            if strategy != BASELINE and not is_scratch(strategy):
                 gain, error = paired_gain(group, groups.get((BASELINE, ratio), []), name)
                 line |= {f"{name}_gain": gain, f"{name}_gain_error": error}
         summary.append({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()})

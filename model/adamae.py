@@ -12,7 +12,7 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
-from model.channels import adapt_channels
+from model.channels import prepare_clip
 from model.config import ModelConfig
 from model.encoder import Encoder, Features, encode
 from model.masking.mask import Mask, make_masking
@@ -66,7 +66,7 @@ class AdaMAE(nn.Module):
         (0-d, int64, on the clip's device) let one compiled graph serve all steps.
         """
         config = self.config
-        clip = adapt_channels(clip, config.in_channels)
+        clip = prepare_clip(clip, config)
         prepared = self.target.prepare(clip)
         mask, visible = self.embed_visible(clip, seed, offset)
         masked_ids = mask.masked_ids

@@ -67,6 +67,8 @@ class ModelConfig:
     """height and width of a token in pixels"""
     in_channels: int = option(3, at_least=1, at_most=MAX_CHANNELS)
     """channels per frame: 3: RGB; 1: grayscale, made from RGB; for arrays (.npy), as many as they have, up to 12"""
+    differences: bool = False
+    """see how frames differ from the next ones instead of the frames: for few videos, whose classes differ by motion"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
     """flat-1d: 1-D sin-cos over the flattened index; separable-3d: over time, row and column"""
     encoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
@@ -154,6 +156,8 @@ class ModelConfig:
             yield f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
         if self.num_frames % self.tubelet_size:
             yield f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
+        if self.differences and self.num_frames < 2:
+            yield "model.differences needs two frames, and model.num_frames is 1: raise it"
         if any(side % self.patch_size for side in self.frame_size):
             yield f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
         if not 0 < self.num_visible < self.num_tokens:

@@ -11,7 +11,7 @@ from common.errors import InputError
 from kernels.gumbel_topk import as_scalar
 from kernels.noise import gumbel
 from model.blocks import Block, LayerNorm
-from model.channels import adapt_channels
+from model.channels import prepare_clip
 from model.config import ModelConfig
 from model.masking.adaptive import AdaptiveMasking
 from model.masking.mask import make_masking
@@ -82,7 +82,7 @@ class VideoEncoder(nn.Module):
         num_kept = round(keep * config.num_tokens)
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
-        clip = adapt_channels(clip, config.in_channels)
+        clip = prepare_clip(clip, config)
         masking = self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
         if masking is None:
             raise InputError(
@@ -102,7 +102,7 @@ class EncoderModel(Protocol):
 
 def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Features:
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
-    clip = adapt_channels(clip, model.config.in_channels)
+    clip = prepare_clip(clip, model.config)
     positions = model.encoder.positions
     tokens = model.encoder(model.tokenizer(clip, ids) + (positions if ids is None else positions[ids]))
     return Features(tokens.mean(dim=1), tokens)

@@ -14,7 +14,7 @@ from common.errors import InputError
 from kernels.gumbel_topk import LOGITS_NOT_FINITE
 from kernels.patchify import gather_patches
 from model.adamae import AdaMAE, Output
-from model.channels import adapt_channels
+from model.channels import prepare_clip
 from model.config import Grid, ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target
@@ -62,7 +62,7 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
         features = model.encode(clip).tokens.unflatten(1, config.grid)
     finally:
         model.train(was_training)
-    clip, masked = adapt_channels(clip, config.in_channels), output.masked_ids
+    clip, masked = prepare_clip(clip, config), output.masked_ids
     reconstruction = visible_stats = None
     if model.target.is_pixels:
         reconstruction, visible_stats = _reconstruct_pixels(clip, output, config)

@@ -12,7 +12,7 @@ from training.config import TrainConfig, parse
 # What is taken over of the model that a run starts from: by pre-training, the encoder and, where no config file says
 # another one, the clip; by a classifier, both. How that was masked only decides whether the shape is a possible one.
 ENCODER = ("size", "encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")
-CLIP = ("num_frames", "image_size", "positions")
+CLIP = ("num_frames", "image_size", "positions", "differences")
 SHAPE = (*ENCODER, *CLIP, "in_channels", "masking", "mask_ratio")
 
 

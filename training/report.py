@@ -28,7 +28,7 @@ MAX_TICKS = 6
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # Okabe and Ito's, for any color vision
 CHARTS = (
     ("reconstruction_loss", "loss", "evaluation/reconstruction_loss", "evaluation/nll"),
-    ("evaluation/knn_top1", "evaluation/majority_top1", "evaluation/top1", "evaluation/top5", "evaluation/mAP"),
+    tuple(f"evaluation/{name}" for name in "knn_top1 majority_top1 pixel_top1 top1 top5 mAP".split()),
     *([name] for name in ("accuracy", "evaluation/rankme", "clips_per_second", "data_wait (%)", "lr", "grad_norm")),
     ("sampler_entropy",),
 )

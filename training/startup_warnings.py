@@ -29,6 +29,8 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
                 f"WARNING: {shared} of {len(held_out.samples)} videos of evaluation.shards are also trained on (the"
                 " same bytes or source): evaluation results will be optimistically biased"
             )
+        if config.task != "pretrain" and has_same_classes(dataset, held_out):
+            found += warn_of_rare_classes(dataset, held_out)
         if has_same_classes(held_out, held_out) and not has_same_classes(held_out, dataset):
             found.append(
                 "note: data.shards is not labeled with the classes of evaluation.shards: the neighbors of k-NN are the"
@@ -89,6 +91,24 @@ def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> 
             f"WARNING: {short.sum()} of {checked} videos are shorter than a clip (the shortest has"
             f" {stored[short].min()} of {needed[short].max()} frames): {repeated}; {advice}lower model.num_frames"
         )
+    return found
+
+
+def warn_of_rare_classes(dataset: ShardDataset, held_out: ShardDataset) -> list[str]:
+    """Return a sentence on the held-out classes of which there is no video to learn from, and one on those of one."""
+    trained, asked = (
+        np.bincount(each.column("label").astype(np.int64), minlength=len(dataset.info.classes))
+        for each in (dataset, held_out)
+    )
+    found = []
+    for count, says in (
+        (0, "no video to learn from: none of their videos is recognized"),
+        (1, "one video to learn from"),
+    ):
+        rare = [dataset.info.classes[index] for index in np.flatnonzero((asked > 0) & (trained == count))]
+        if rare:
+            names = ", ".join(map(repr, rare[:3])) + (", …" if len(rare) > 3 else "")
+            found.append(f"WARNING: {len(rare)} classes of evaluation.shards ({names}) have {says}; add videos of them")
     return found
 
 

@@ -6,8 +6,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from common.errors import InputError
+from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
-from model.masking.mask import MaskingStrategy
+from model.masking.mask import Mask, MaskingStrategy
 
 
 class MotionMasking(MaskingStrategy):
@@ -24,6 +25,25 @@ class MotionMasking(MaskingStrategy):
 
     def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
         return log_motion(clip, self.tubelet_size, self.patch_size)
+
+
+class MotionShareMasking(MotionMasking):
+    """Half of the visible tokens come from the fifth of the tokens that changes most, uniformly, the others from the
+    rest."""
+
+    has_probabilities = False
+
+    def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
+        num_tokens, half = logits.shape[1], self.num_visible // 2
+        num_moving = max(half, num_tokens // 5)
+        ranked = logits.argsort(dim=1, descending=True, stable=True)
+        groups = ranked.split((num_moving, num_tokens - num_moving), dim=1)
+        chosen = []
+        for stream, (ids, count) in enumerate(zip(groups, (half, self.num_visible - half), strict=True)):
+            kept, left, _ = gumbel_topk(torch.zeros_like(ids, dtype=torch.float32), count, seed ^ stream, offset)
+            chosen.append((ids.gather(1, kept), ids.gather(1, left)))
+        visible, masked = (torch.cat(ids, dim=1).sort(dim=1).values for ids in zip(*chosen, strict=True))
+        return Mask(visible, masked, None)
 
 
 def log_motion(clip: UInt8[Tensor, "B T H W C"], tubelet_size: int, patch_size: int) -> Float[Tensor, "B N"]:

@@ -23,7 +23,7 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
     num_tokens = len(state_dict[LEARNED_POSITIONS]) if LEARNED_POSITIONS in state_dict else None
     if like is not None and like.patch_values == config.patch_values and num_tokens in (None, like.num_tokens):
         patches = ("tubelet_size", "patch_size", "in_channels")
-        names = ("num_frames", "image_size", *patches, "positions", "masking", "mask_ratio")
+        names = ("num_frames", "image_size", *patches, "differences", "positions", "masking", "mask_ratio")
         return replace(config, **{name: getattr(like, name) for name in names})
     if num_tokens is None:
         return config

@@ -95,7 +95,9 @@ def test_bad_arguments_are_refused_before_training(arguments: list[str], says: s
 
 
 def test_a_strategy_names_settings(tmp_path: Path) -> None:
-    given = [*GIVEN, "--strategies", "random:model.decoder_depth=1,steps=7", "--ratios", "0.9", "--seeds", "3"]
-    study = Study(parse_arguments(given), tmp_path)
+    strategies = ["random:model.decoder_depth=1,steps=7", "scratch:steps=9"]
+    study = Study(parse_arguments([*GIVEN, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]), tmp_path)
+    assert study.stages(study.points[1]) == [("finetune", 0)]
+    assert parse(study.overrides(study.points[1], "finetune", 0)).steps == 9
     config = parse(study.overrides(study.points[0], "pretrain", None))
     assert (config.steps, config.seed, config.model.masking, config.model.decoder_depth) == (7, 3, "random", 1)

@@ -14,7 +14,7 @@ from figures import reconstruction
 from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD, patchify
 from model.adamae import AdaMAE
-from model.channels import adapt_channels
+from model.channels import adapt_channels, prepare_clip
 from model.maps import reconstruct
 from model.weights import pretrained
 from model.weights.models import load_adamae, load_encoder
@@ -36,6 +36,19 @@ def test_gray_is_the_luma_of_bt_601() -> None:
     by_pillow = [Image.fromarray(frame.numpy()).convert("L").tobytes() for frame in clip[0]]
     expected = torch.frombuffer(bytearray(b"".join(by_pillow)), dtype=torch.uint8)
     assert (adapt_channels(clip, 1)[0].flatten().int() - expected.int()).abs().max() <= 1
+
+
+def test_differences_hide_what_stands_still_and_are_as_strong_in_every_clip() -> None:
+    config = small(num_frames=4, in_channels=1, differences=True)
+    clip = torch.full((3, 4, 32, 32, 1), 90, dtype=torch.uint8)
+    clip[1:, 2, :8] += torch.tensor([10, 60], dtype=torch.uint8)[:, None, None, None]
+    still, weak, strong = prepare_clip(clip, config)
+    assert still.unique().tolist() == [115]
+    assert torch.equal(weak, strong)
+    assert [frame[0, 0].item() for frame in weak] == [115, 213, 17, 17], "two of twelve values change: 40 · √6"
+    model = AdaMAE(config)
+    assert torch.equal(model.encode(clip[1:2] + 50).tokens, model.encode(clip[1:2]).tokens), "it sees no brightness"
+    assert torch.equal(reconstruct(model, clip).frames, prepare_clip(clip, config))
 
 
 @pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
@@ -80,9 +93,10 @@ def test_figures_show_what_can_be_visible_channels(channels: int, note: str | No
     maps = reconstruct(AdaMAE(config), clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
     visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    frames = reconstruction.make_rows(maps)["frames"]
+    rows = reconstruction.make_rows(maps)
+    frames = rows["frames"]
     assert torch.equal(torch.from_numpy(frames.cells), visible_channels)
-    said = reconstruction.explain_figure(config)
+    said = reconstruction.explain_figure(rows.values(), config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
 
 

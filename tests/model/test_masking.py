@@ -39,6 +39,14 @@ def test_every_strategy_splits_all_tokens(masking: str, mask_ratio: float) -> No
     assert len(first.visible_ids.unique(dim=0)) > 1
 
 
+def test_half_of_what_motion_share_shows_is_of_the_fifth_that_changes_most() -> None:
+    config = small(masking="motion-share", mask_ratio=0.75, num_frames=8)
+    motion = make_masking(config).logits(random_clip(config, 8), None)
+    moving = motion.argsort(dim=1, descending=True)[:, : config.num_tokens // 5]
+    shown = (sample(config).visible_ids[:, :, None] == moving[:, None]).any(dim=2).sum(dim=1)
+    assert (shown == config.num_visible // 2).all()
+
+
 def test_tubes_and_frames_are_kept_whole() -> None:
     visible = sample(small(masking="tube", num_frames=8)).visible_ids.view(8, 4, -1)
     assert torch.equal(visible % 16, (visible[:, :1] % 16).expand_as(visible))

@@ -32,7 +32,10 @@ OUT_OF_RANGE = """optimizer.beta1=1 optimizer.base_lr=-1 batch_size=0 global_bat
         ("model.image_size=225", "model.image_size (225)"),
         ("model.image_size=[224,100]", "model.image_size ([224, 100])"),
         ("model.image_size=[224,224,224]", "model.image_size is [224, 224, 224]: must be a whole number"),
-        ("model.masking=diagonal", "model.masking is diagonal: must be adaptive or random or tube or frame or motion;"),
+        (
+            "model.masking=diagonal",
+            "model.masking is diagonal: must be adaptive or random or tube or frame or motion or motion-share;",
+        ),
         ("precision=fp16", "precision is fp16: must be bf16 or fp32;"),
         ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
         ("data.shards=", "data.shards is empty"),
@@ -47,7 +50,7 @@ def test_bad_values_are_one_sentence(override, says):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "k400_pretrain", "demo"])
+@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"])
 def test_a_short_run_is_not_all_warm_up_and_learns(name):
     schedule = Schedule(parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]), clips_per_epoch=300)
     assert schedule.warmup_steps <= 32

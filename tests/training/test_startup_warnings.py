@@ -48,7 +48,7 @@ def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_
     videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
     shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
     config = parse(
-        [f"data.shards={shards}", "model.num_frames=8", "model.size=tiny", f"data.frame_stride={frame_stride}"]
+        [f"data.shards={shards}", "model.num_frames=8", f"data.frame_stride={frame_stride}", "model.size=tiny"]
     )
     (said,) = startup_warnings(config, ShardDataset.open(shards), CPU)
     assert advice in said
@@ -98,3 +98,13 @@ def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(overrides, num_v
     config = parse(["data.shards=s", *overrides.split()])
     found = warn_of_scale(config, num_videos, torch.device(device))
     assert [sentence in line for sentence, line in zip(said, found, strict=True)] == [True] * len(said)
+
+
+def test_classes_of_none_or_one_video_to_learn_from_are_named(shards, tmp_path):
+    few = ShardDataset.open(write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2))
+    config = parse([f"data.shards={few.folder}", "task=finetune", "model.size=tiny", "model.num_frames=2",
+                    "data.frame_stride=1", f"evaluation.shards={shards}"])  # fmt: skip
+    none, one = startup_warnings(config, few, CPU)
+    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in none
+    assert "1 classes of evaluation.shards ('class 0') have one video to learn from" in one
+    assert startup_warnings(replace(config, task="pretrain"), few, CPU) == []

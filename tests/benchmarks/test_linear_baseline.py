@@ -1,0 +1,35 @@
+"""Hand-made features and ridge regression."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_videos import encode, write_shards
+
+from benchmarks.linear_baseline import classify, describe, ridge_predict
+from common.errors import InputError
+
+
+def test_ridge_regression_is_that_of_the_least_left_out_error() -> None:
+    random = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    points = random.normal(size=(90, 100)) + np.eye(3, 100)[labels] * 20
+    assert (ridge_predict(points[:60], labels[:60], points[60:]) == labels[60:]).mean() > 0.9
+    assert (ridge_predict(points[:60], random.permutation(labels[:60]), points[60:]) == labels[60:]).mean() < 0.7
+
+
+def test_features_are_of_color_and_of_change() -> None:
+    frames = np.zeros((3, 64, 64, 3), np.uint8)
+    frames[1, :8, :8] = 80
+    found = describe(frames)
+    assert found["mean color"].nonzero()[0].tolist() == [0, 1, 2]
+    assert found["frame difference"][0] == pytest.approx(np.log(81))
+    assert not describe(frames[:1])["frame difference"].any()
+
+
+def test_a_class_without_training_videos_is_one_sentence(tmp_path: Path) -> None:
+    videos = [("a", encode(6)), ("b", encode(6, first=3))]
+    both, one = (write_shards(tmp_path / name, videos[:n], classes=2) for name, n in (("both", 2), ("one", 1)))
+    assert classify(both, both)["mean color"]["linear"] == 1
+    with pytest.raises(InputError, match=r"one has no video of class 1, a class of .*both"):
+        classify(one, both)
