@@ -23,7 +23,7 @@ def test_true_motion_is_that_of_the_boxes(tmp_path: Path) -> None:
     (tmp_path / "a.motion.json").write_text(
         '{"width": 64, "height": 32, "moving_boxes": [[], [[16, 0, 28, 8, 2, -1]], [[16, 0, 38, 8, 2, -1]], [], []]}'
     )
-    clip = Clip("a", torch.zeros(4, 32, 32, 3, dtype=torch.uint8), tmp_path / "a.npy", [1, 2, 3, 4], [0.0] * 4)
+    clip = Clip("a", torch.zeros(4, 32, 32, 3, dtype=torch.uint8), tmp_path / "a.npy", [1, 2, 3, 4], [0.0] * 4, "")
     motion = read_true_motion(clip, CONFIG)
     assert motion.amount.tolist() == [1, 0.75, 0.375, *[0] * 29]
     assert motion.is_moving.nonzero().flatten().tolist() == [0, 1]
@@ -32,7 +32,7 @@ def test_true_motion_is_that_of_the_boxes(tmp_path: Path) -> None:
 def test_change_of_brightness_marks_a_fifth() -> None:
     frames = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
     frames[1, :8, :24] = 200
-    motion = measure_brightness_change(Clip("a", frames, Path(), [], []), CONFIG)
+    motion = measure_brightness_change(Clip("a", frames, Path(), [], [], ""), CONFIG)
     assert motion.is_moving.nonzero().flatten().tolist() == [0, 1, 2, 16, 17, 18]
 
 
