@@ -188,7 +188,7 @@ def test_the_tutorial_script(synthetic_videos: Path, tmp_path: Path, monkeypatch
             fast = {"doctor.py": ["--seconds", "0.05"], "train.py": ["data.num_workers=1"]}
             run_program([*command, *fast.get(command[0], ())], monkeypatch)
     assert (out / "pretrain/report.html").is_file()
-    assert len(list((out / "figures").glob("*.png"))) == 1  # of 16 videos, this one is held out
+    assert len(list((out / "figures").glob("*.png"))) == 2  # of 16 videos, one of each class is held out
     assert (out / "finetune/evaluation/results.json").is_file()
     assert (out / "features/features.json").is_file()
     assert "image_size: 48\n" in (out / "larger/config.yaml").read_text()
