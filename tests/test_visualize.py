@@ -74,7 +74,7 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
             return rows
 
     assert count_rows("a.png", 1600) == 8
-    assert count_rows("a.strategies.png", 1000) == 1 + 2 * 4 + 3 * 3  # adaptive and motion have probabilities
+    assert count_rows("a.strategies.png", 1000) == 1 + 2 * 4 + 4 * 3  # adaptive and motion have probabilities
     assert count_rows("a.checkpoints.png", 1000) == 1 + 2 * 4
     with Image.open(run / "figures/a.gif") as moving:
         assert moving.n_frames == 8

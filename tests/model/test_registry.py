@@ -64,7 +64,7 @@ def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> No
         [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-    assert "{adaptive,random,tube,frame,motion,late}" in ended.stdout
+    assert "{adaptive,random,tube,frame,motion,motion-share,late}" in ended.stdout
     assert "{pixels,teacher,brightness}" in ended.stdout
 
 
