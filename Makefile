@@ -15,7 +15,9 @@ demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.done $(DEMO)/unseen/.done)
 	$(BIN)/python shard_tools/make_shards.py "$(DEMO_VIDEOS)" $(DEMO)/shards --frame-stride 2 --max-rejects 0.5 $(if $(VIDEOS),--hold-out 0.2)
 	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO_SHARDS) $(if $(VIDEOS),evaluation.shards=$(DEMO_UNSEEN)) run=$(DEMO)/run
 	$(BIN)/python visualize.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)/figures
-	$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)
+	@$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)
+	@echo "pictures: $(DEMO)/figures"
+	@echo "report: $(DEMO)/run/report.html"
 
 demo/synthetic/videos/.done: OPTIONS := --num-videos 96 --seed 0
 demo/synthetic/unseen/.done: OPTIONS := --num-videos 16 --seed 1

@@ -124,7 +124,7 @@ from training.distributed import Distributed, sum_over_ranks
 from training.optimizer import make_optimizer
 from training.parallelize import parallelize
 from training.schedule import Schedule
-from training.startup_warnings import MAX_CHECKED, warn_of_videos
+from training.startup_warnings import MAX_CHECKED, startup_warnings
 from training.stragglers import StragglerDetector
 from training.tasks.pretraining import Pretraining
 
@@ -148,10 +148,11 @@ class PlannedRun:
 
     @property
     def planned_speed(self) -> float:
-        """What the loader makes as the run is configured, but for more than two clips per decoded video."""
+        """What the loader makes as the run is configured, or by the nearest way that was measured."""
         data = self.config.data
-        key = ("dali", 1) if data.decoder == "dali" else ("pyav", min(data.repeats, 2))
-        return self.loader_speeds.get(key, 0.0)
+        nearest = ("pyav", min(data.repeats, 2))
+        key = ("dali", 1) if data.decoder == "dali" else ("auto", 1) if data.dali_share == "auto" else nearest
+        return self.loader_speeds.get(key) or self.loader_speeds.get(nearest, 0.0)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -169,7 +170,7 @@ def check_run(run: PlannedRun, shards: str) -> Iterator[bool]:
     config.batch_size = min(config.batch_size, -(-config.global_batch // dist.world_size))
     if shards:
         say(f"dataset {escape(shards)}")
-        is_readable = report("content", describe_dataset(run))
+        is_readable = all(dist.gather(report("content", describe_dataset(run))))
         yield is_readable
         if not is_readable:
             return
@@ -213,7 +214,7 @@ def describe_dataset(run: PlannedRun) -> Iterator[str]:
     lengths = run.dataset.column("num_frames", MAX_CHECKED) / run.dataset.column("fps", MAX_CHECKED)
     shortest, median, longest = map(format_duration, np.quantile(lengths, [0, 0.5, 1]))
     yield f"{median} is the median length of a video, {shortest} the shortest, {longest} the longest"
-    yield from warn_of_videos(run.dataset, run.config.data, run.config.model.num_frames)
+    yield from startup_warnings(run.config, run.dataset, run.dist.device)
 
 
 def measure_reading(dataset: ShardDataset) -> Iterator[str]:

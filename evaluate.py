@@ -6,6 +6,12 @@ its newest), a checkpoint, or a file of weights, also of the authors or of Huggi
 from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
 and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where only a fraction
 of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
+
+    python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
+    python evaluate.py FEATURES --knn TRAINING_FEATURES
+
+With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by the features of a clip,
+or of all that extract_features.py has written of it.
 """
 
 import argparse
@@ -24,11 +30,12 @@ OVERRIDES = (
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
-    parser.add_argument("shards", help="labeled dataset folder")
+    parser.add_argument("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2"
     )
     parser.add_argument("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
+    parser.add_argument("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
     parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
     parser.add_argument("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
     parser.add_argument("--batch-size", type=int, default=8, help="views per rank and forward pass")
@@ -37,8 +44,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
     parser.add_argument("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
     require_positive(options, "clips", "crops", "batch_size")
+    if options.knn and (options.clips, options.crops, options.keep) != (1, 1, []):
+        raise InputError("--knn compares the features of one clip: leave out --clips, --crops and --keep")
+    if options.shards is None and not options.knn:
+        raise InputError(f"what is {options.checkpoint} to be evaluated on? give a labeled dataset folder as SHARDS")
     for key in (override.partition("=")[0] for override in options.overrides):
         if key not in OVERRIDES:
             raise InputError(f"{key} changes nothing in an evaluation: it takes {', '.join(OVERRIDES)}")
@@ -58,7 +69,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from safetensors import safe_open
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
@@ -75,7 +87,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, Views, check_classes
+from training.evaluation import Evaluator, HeldOut, Predictions, Views, check_classes, knn_top1, majority_top1
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 from training.summary import describe_scores, interpret_scores
@@ -86,6 +98,9 @@ NUM_FRAMES = 6  # of each mistake
 
 @explain_out_of_memory("lower --batch-size")
 def evaluate(options: argparse.Namespace) -> None:
+    if options.knn:
+        evaluate_neighbors(options)
+        return
     started = time.perf_counter()
     checkpoint = local_run(options.checkpoint)
     best = checkpoint / "checkpoints" / "best"
@@ -107,6 +122,10 @@ def evaluate(options: argparse.Namespace) -> None:
         check_classes(classes, multi_label, dataset)
         if dist.is_main and run is not None:
             warn_of_overlap(run, weights.parent.name == "best", config, dataset)
+        trained = open_used(run, "data", config) if run and not multi_label else None
+        evaluation = replace(config.evaluation, shards=options.shards)
+        config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
+        baselines = HeldOut(config, trained).evaluate_pixels(dist) if trained else {}
         views = Views(options.clips, options.crops, options.batch_size)
         evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
         found = evaluator.predict(model, views, multi_label)
@@ -119,25 +138,86 @@ def evaluate(options: argparse.Namespace) -> None:
                 select = partial(encoder.select_tokens, keep=keep, by=by)
                 kept.append({"by": by, "keep": keep, **evaluator.predict(model, views, multi_label, select).scores()})
         if dist.is_main:
-            results = make_results(found, dataset, options) | {"kept": kept}
+            results = baselines | make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
             log(f"{describe_scores(results)}, in {format_duration(time.perf_counter() - started)}")
             for sentence in interpret_scores(results):
                 log(sentence, sys.stderr)
 
 
+def evaluate_neighbors(options: argparse.Namespace) -> None:
+    """Say the accuracy of k-NN, beside what needs no model; write it to --output, if that is given."""
+    results = compare_clips(options) if options.shards else compare_features(options)
+    if results:
+        log(describe_scores(results))
+        for sentence in interpret_scores(results):
+            log(sentence, sys.stderr)
+    if results and options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        write_json(options.output / "results.json", {**results, "checkpoint": options.checkpoint, "knn": options.knn})
+
+
+def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
+    """Classify videos by the neighbors of the features that weights make of a clip each; {} but in the main rank."""
+    weights = local_run(options.checkpoint)
+    encoder, run = load_encoder(weights), pretrained.run_of(pretrained.find_file(weights))
+    file = options.config or (run and run / "config.yaml")
+    places = [f"data.shards={options.knn}", f"evaluation.shards={options.shards}", "data.weights=null"]
+    config = parse([*(["--config", str(file)] if file else []), *places, "data.subset=null", *options.overrides])
+    config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
+    with Distributed(config.device) as dist:
+        reference, dataset = ShardDataset.open(config.data), ShardDataset.open(options.shards, config.data)
+        check_classes(reference.info.classes, False, dataset)
+        scores = HeldOut(config, reference, max_videos=sys.maxsize).evaluate(encoder.to(dist.device), dist)
+        if "knn_top1" not in scores:
+            raise InputError(f"{options.shards} and {options.knn} have fewer than two classes, or the same files")
+        return {name: score for name, score in scores.items() if name != "rankme"} if dist.is_main else {}
+
+
+def compare_features(options: argparse.Namespace) -> dict[str, Any]:
+    """Classify videos by their neighbors' features, means over the windows that extract_features.py has encoded."""
+    (about, features), (others, reference) = (read_features(Path(place)) for place in (options.checkpoint, options.knn))
+    ids = {label: number for number, label in enumerate(sorted({video["label"] for video in [*about, *others]}))}
+    labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))
+    allowed = torch.tensor([[video["source"] != other["source"] for other in others] for video in about])
+    accuracy = knn_top1(features, labels, reference, other_labels, allowed)
+    counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
+    return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
+
+
+def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[torch.Tensor, "V D"]]:
+    """Read the metadata and the mean features of all videos. Raise InputError where there are none, or no labels."""
+    about, features = [], []
+    for file in sorted(folder.rglob("*.safetensors")) if folder.is_dir() else ():
+        with safe_open(file, "pt") as opened:
+            about.append(opened.metadata() or {})
+            if not about[-1].get("label"):
+                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
+            features.append(opened.get_tensor("features").mean(dim=0))
+    if not about:
+        raise InputError(
+            f"{folder} has no features as safetensors: run extract_features.py, or name SHARDS after weights"
+        )
+    return about, torch.stack(features)
+
+
+def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:
+    """Open the shards of a section of a run's configuration, if they are there."""
+    shards = pretrained.run_config(run).get(section, {}).get("shards") or []
+    places = [shards] if isinstance(shards, str) else shards
+    is_there = places and all(is_remote(place) or Path(place).is_dir() for place in places)
+    return ShardDataset.open(places, config.data) if is_there else None
+
+
 def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
     """Warn if videos of `dataset` were trained on, or the best weights selected on them, as far as those are there."""
-    given = pretrained.run_config(run)
     used = {
         "the run was trained on": "data",
         "the run's best weights were selected on": "evaluation" if is_best else "",
     }
     for what, section in used.items():
-        shards = given.get(section, {}).get("shards") or []
-        places = [shards] if isinstance(shards, str) else shards
-        if places and all(is_remote(place) or Path(place).is_dir() for place in places):
-            shared, total = count_shared_videos(dataset, ShardDataset.open(places, config.data)), len(dataset.samples)
+        if section and (earlier := open_used(run, section, config)):
+            shared, total = count_shared_videos(dataset, earlier), len(dataset.samples)
             if shared:
                 log(f"WARNING: {what} {shared} of these {total} videos: accuracy is optimistically biased", sys.stderr)
 

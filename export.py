@@ -46,8 +46,6 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import torch
-
 from common.atomic_io import atomic_write, write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
@@ -56,7 +54,7 @@ from model.tokenizer import position_table
 from model.weights import pretrained
 from model.weights.hub import TIMM_FILE, push_folder
 from model.weights.layouts import is_pretraining, to_external, to_timm
-from model.weights.weight_files import save_tensors
+from model.weights.weight_files import save_pickle, save_tensors
 from training.model_card import write_card
 from training.remote_run import local_run
 
@@ -119,8 +117,7 @@ def write_weights(path: Path, state: StateDict, metadata: dict[str, str] | None 
         if path.suffix == ".safetensors":
             save_tensors(partial, state, metadata or {"format": "pt"})
         elif path.suffix in (".pth", ".pt"):
-            with partial.open("wb") as file:  # a name would be written into it, and this one is different every time
-                torch.save({"model": state}, file)
+            save_pickle(partial, {"model": state})
         else:
             raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
 

@@ -1,23 +1,27 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, a folder of such, or what make_shards.py takes: a video, a folder, a list, tars. Windows
-of --window frames slide over each video by --stride frames; both count sampled frames, which are --frame-stride source
-frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one repeats its
-last frame, and what is left after the last whole window is not covered.
+INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py takes: a video, a
+folder, a list, tars. Windows of --window frames slide over each video by --stride frames; both count sampled frames,
+which are --frame-stride source frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that
+is shorter than one repeats its last frame, and what is left after the last whole window is not covered. With --pad,
+windows end at the first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
+before them; --pad --stride 1 is a vector a frame.
 
-Each video gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D] fp32, means over the
-tokens of each window, `times` [W, 2] fp64, seconds from the video's first frame to the first and the last frame of the
-window, and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, label and, if it is damaged,
+Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D]
+fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of the first and the last
+frame of the window: source frames since the first one of the video, segment or episode, and seconds in the source,
+where that begins at `offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source,
+segment, episode, offset, label, `fields`, which are what else a list says of it, as JSON, and, if it is damaged,
 `incomplete`: why the rest of it is missing. With --format npz, files are NumPy's. With --format parquet, they have a
-row per window, with the metadata and `start` and `end` as columns: OUT is a table. Videos that have a file are skipped,
-so re-running the command continues.
+row per window, with the metadata, `first_frame`, `last_frame`, `start` and `end` (seconds) as columns: OUT is a table.
+Videos that have a file are skipped, so re-running the command continues.
 """
 
 import argparse
 from pathlib import Path
 
 from common.arguments import ArgumentParser, parse_part
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.errors import DISK_FULL, InputError, name_disk_errors, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -31,6 +35,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--frame-stride", type=int, metavar="N", help="in source frames; default: the run's, else 4")
     rate.add_argument("--fps", type=float, help="sampled frames per second; of fewer, some are repeated")
+    add("--pad", action="store_true", help="windows end at the first frame and at every --stride-th after it")
     add("--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained")
     add("--batch-size", type=int, default=8, metavar="B", help="windows per forward pass (default 8)")
     add("--keep", type=float, default=1.0, metavar="FRACTION", help="encode only what the token sampler selects")
@@ -66,11 +71,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
+from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from common.atomic_io import atomic_write, write_json
@@ -93,16 +99,27 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, find_splits
 from pipeline.video_error import VideoError
+from shard_tools.encoding.cuts import find_ticks
 from shard_tools.encoding.picture import Pose, UnusableError
-from shard_tools.encoding.source import assign_ticks, open_source, read_frames, read_timing, require_complete, subsample
-from shard_tools.inputs import Item, read_inputs
-from shard_tools.inputs.item import Segment, import_pyarrow
+from shard_tools.encoding.source import (
+    START,
+    Timing,
+    assign_ticks,
+    open_source,
+    read_frames,
+    read_timing,
+    require_complete,
+    subsample,
+)
+from shard_tools.inputs import Item, ListOptions, read_inputs
+from shard_tools.inputs.item import import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.work import local_copy
 from training.remote_run import local_run
 
 PREFETCHED = 4  # batches that are decoded ahead
-Shown = tuple[float, UInt8[np.ndarray, "H W C"]]  # seconds from the first frame, and the frame as the model takes it
+# Source frames since the video's or segment's first, seconds in the source, and the frame as the model takes it.
+Shown = tuple[int, float, UInt8[np.ndarray, "H W C"]]
 T = TypeVar("T")
 
 
@@ -118,6 +135,9 @@ class Features:
     source: str
     label: str
     frames: Callable[[], Iterator[Shown]]
+    segment: str  # of the source: t=1.5,4 (seconds) or frames=10,50
+    fields: dict[str, Any]
+    offset: float = 0.0  # of its first frame in the source, seconds
     incomplete: str = ""
     num_windows: int = 0
     files: dict[str, IO[bytes]] = field(default_factory=lambda: defaultdict(TemporaryFile))
@@ -125,7 +145,9 @@ class Features:
 
     def append(self, window: dict[str, np.ndarray]) -> None:
         for name, values in window.items():
-            values.tofile(self.files[name])
+            with name_disk_errors(Path(gettempdir())):
+                self.files[name].write(values.data)
+                self.files[name].flush()
             self.kinds[name] = values.dtype, values.shape
         self.num_windows += 1
 
@@ -150,7 +172,7 @@ def main(options: argparse.Namespace) -> int:
     given = {"frame_stride": options.frame_stride, "fps": options.fps}
     data = DataConfig(**(given if any(given.values()) else trained_rate(model)))
     stride = options.stride or length
-    settings = {"model": str(find_file(model).resolve()), "stride": stride}
+    settings = {"model": str(find_file(model).resolve()), "stride": stride, "pad": options.pad}
     settings |= {name: getattr(data, name) for name in given}
     if options.keep != 1:
         settings["keep"] = options.keep
@@ -160,15 +182,16 @@ def main(options: argparse.Namespace) -> int:
     listed = list(islice(list_videos(options.input, size, data), part - 1, None, num_parts))  # raises if there are none
     write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
     videos = [video for video in listed if not find_output(options, video).exists()]
-    windows = (window for video in videos for window in cut_windows(video, length, stride))
+    windows = (window for video in videos for window in cut_windows(video, length, stride, options.pad))
     num_bad = 0
     with progress_bar(unit="video", total=len(videos)) as progress:
         for batch in prefetch(iter(lambda: list(islice(windows, options.batch_size)), []), PREFETCHED):
-            clips = [np.stack([frame for _, frame in window]) for _, window in batch if window]
+            clips = [np.stack([frame for *_, frame in window]) for _, window in batch if window]
             encoded = encode(encoder, np.stack(clips), options) if clips else iter(())
             for video, window in batch:
                 if window:
-                    video.append(next(encoded) | {"times": np.array([window[0][0], window[-1][0]])})
+                    frames, times, _ = zip(window[0], window[-1], strict=True)
+                    video.append(next(encoded) | {"frames": np.array(frames), "times": np.array(times)})
                 else:
                     save_features(options, video)
                     num_bad += bool(video.incomplete)
@@ -197,11 +220,13 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
         for split in splits:
             yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
         return
-    for item in read_inputs(place):
+    for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
-        key = make_key(item.source, str(item.segment or "")) if is_outside else item.name
-        yield Features(key, item.source, ", ".join(item.labels or ()), partial(read_item, item, size, data))
+        segment = str(item.segment or "")
+        key = make_key(item.source, segment) if is_outside else item.name
+        read = partial(read_item, item, size, data)
+        yield Features(key, item.source, ", ".join(item.labels or ()), read, segment, json.loads(item.fields or "{}"))
 
 
 def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
@@ -213,7 +238,8 @@ def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: Data
             )
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(dataset.info.classes[int(label)] for label in sample.labels or ())
-        yield Features(prefix + sample.key, sample.source, label, partial(read_sample, dataset, index, size, data))
+        read = partial(read_sample, dataset, index, size, data)
+        yield Features(prefix + sample.key, sample.source, label, read, sample.segment, sample.fields)
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
@@ -227,7 +253,7 @@ def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataCo
         frames = subsample(video.frames(number_frames(step, sample.num_frames)), step)
         scaler = make_scaler(sample.width, sample.height, size)
         for count, frame in enumerate(frames):
-            yield float(count * step / fps), scaler(frame)
+            yield int(count * step) * sample.frame_stride, sample.start + float(count * step / fps), scaler(frame)
 
 
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
@@ -236,30 +262,45 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
         raise UnusableError(item.problem)
     with local_copy(item.location) as path:
         if arrays.is_array(path):
+            if item.segment:
+                raise UnusableError("segments are cut out of videos, not out of arrays")
             yield from read_array(path, find_step(item.source, Fraction(arrays.FPS), data), size)
             return
         with open_source(path) as (container, stream):
             timing = read_timing(container, stream)
             require_complete(path, container, stream, timing.num_packets)
-        step, segment = find_step(item.source, timing.rate, data), item.segment or Segment(0, math.inf)
-        with open_source(path) as (container, stream):
-            frames = subsample(assign_ticks(read_frames(container, stream), timing), step)
-            first = next(frames)
-            width, height = Pose.read(first, stream.sample_aspect_ratio).display_size(first.width, first.height)
-            scaler = make_scaler(round(width), round(height), size)
-            for count, frame in enumerate(chain([first], frames)):
-                seconds = count * step / timing.rate
-                place = count * step if segment.in_frames else seconds
-                if place >= segment.end:
-                    return
-                if place >= segment.start:
-                    yield float(seconds), scaler(frame)
+            aspect = stream.sample_aspect_ratio
+        step, scaler = find_step(item.source, timing.rate, data), None
+        first, end = find_ticks(item.segment, timing) if item.segment else (0, math.inf)
+        for count, frame in enumerate(subsample(seek_frames(path, timing, first), step, first)):
+            if (tick := first + count * step) >= end:
+                return
+            if scaler is None:
+                width, height = Pose.read(frame, aspect).display_size(frame.width, frame.height)
+                scaler = make_scaler(round(width), round(height), size)
+            yield int(count * step), float(tick / timing.rate), scaler(frame)
+
+
+def seek_frames(path: Path, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start, if none can be decoded."""
+    start = timing.find_seek_point(first)
+    with open_source(path) as (container, stream):
+        frames = read_frames(container, stream, start)
+        try:
+            frames = chain([next(frames)], frames)
+        except UnusableError:
+            if start == START:
+                raise
+        else:
+            yield from assign_ticks(frames, timing, start.number)
+            return
+    yield from seek_frames(path, timing, 0)
 
 
 def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:
     frames = arrays.map_frames(array)
     for number in number_frames(step, len(frames)):
-        yield number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
+        yield number, number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
 
 
 def find_step(source: str, fps: Fraction, data: DataConfig, stored_stride: int = 1) -> Fraction:
@@ -279,18 +320,23 @@ def make_scaler(width: int, height: int, size: FrameSize) -> Scaler:
     return Scaler(view_crop(width, height, 0, 1, size), False, size, (width, height))
 
 
-def cut_windows(video: Features, length: int, stride: int) -> Iterator[tuple[Features, list[Shown]]]:
+def cut_windows(video: Features, length: int, stride: int, pad: bool) -> Iterator[tuple[Features, list[Shown]]]:
     """Yield the windows of a video, then an empty one."""
     held: deque[Shown] = deque(maxlen=length)
-    count = 0
+    count, first_end = 0, 1 if pad else length
     try:
         for count, shown in enumerate(video.frames(), 1):
+            if count == 1:
+                video.offset = shown[1]
+                held.extend([shown] * (length - first_end))
             held.append(shown)
-            if count >= length and (count - length) % stride == 0:
+            if count >= first_end and (count - first_end) % stride == 0:
                 yield video, list(held)
     except (UnusableError, VideoError, OSError) as error:
+        if getattr(error, "errno", None) in DISK_FULL:  # of a copy of it
+            raise
         video.incomplete = str(error)
-    if 0 < count < length and not video.incomplete:
+    if 0 < count < first_end and not video.incomplete:
         yield video, [*held, *[held[-1]] * (length - count)]
     yield video, []
 
@@ -331,7 +377,9 @@ def save_features(options: argparse.Namespace, video: Features) -> None:
     if video.incomplete:
         log(f"{printable(video.source)} is incomplete: {video.incomplete}", sys.stderr)
     if video.num_windows:
-        metadata = {name: getattr(video, name) for name in ("key", "source", "label", "incomplete")}
+        names = ("key", "source", "segment", "offset", "label", "incomplete")
+        metadata = {name: getattr(video, name) for name in names}
+        metadata |= {"episode": str(video.fields.get("episode", "")), "fields": json.dumps(video.fields)}
         file = find_output(options, video)
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as partial_file:
@@ -340,21 +388,22 @@ def save_features(options: argparse.Namespace, video: Features) -> None:
         opened.close()
 
 
-def save_safetensors(path: Path, values: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    save_tensors(path, {name: torch.from_numpy(array) for name, array in values.items()}, metadata)
+def save_safetensors(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
+    strings = {name: str(value) for name, value in metadata.items()}
+    save_tensors(path, {name: torch.from_numpy(array) for name, array in values.items()}, strings)
 
 
-def save_npz(path: Path, values: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+def save_npz(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **values, **metadata)
 
 
-def save_parquet(path: Path, values: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+def save_parquet(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
     import pyarrow
 
-    features, times = values["features"], values["times"]
+    features, frames, times = values["features"], values["frames"], values["times"]
     columns: dict[str, Any] = {name: [value] * len(times) for name, value in metadata.items()}
-    columns |= {"start": times[:, 0], "end": times[:, 1]}
+    columns |= {"first_frame": frames[:, 0], "last_frame": frames[:, 1], "start": times[:, 0], "end": times[:, 1]}
     columns["features"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
     import_pyarrow(str(path)).write_table(pyarrow.table(columns), path)
 

@@ -38,7 +38,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from common.logging import log, printable
+from common.logging import log
+from figures.clips import describe_sample
 from figures.sheet import Row, render_animation, render_sheet, save_animation, save_image
 from pipeline.decoding.sources import decode_frames
 from pipeline.loader import Batch, ClipLoader
@@ -94,7 +95,7 @@ def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch)
             ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX_COLOR, width=line)
             frame[:] = np.asarray(source)
         source_label = (
-            f"{printable(sample.key)}\nframes {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}\n"
+            f"{describe_sample(dataset, sample)}\nframes {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}\n"
             f"{sample.width}×{sample.height}"
         )
         clip_label = f"crop {width}×{height}\nat ({x}, {y}){', flipped' * row.flip}"

@@ -82,15 +82,15 @@ def visualize(options: argparse.Namespace) -> None:
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = [*make_rows(reconstruct(model, clip.frames[None], options.seed)).values()]
+        rows = [*make_rows(reconstruct(model, clip.frames[None], options.seed), clip.title).values()]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
         for ending, models in comparisons.items():  # with the same noise
             rows = comparison_rows(
-                (name, reconstruct(other, clip.frames[None], options.seed)) for name, other in models
+                ((name, reconstruct(other, clip.frames[None], options.seed)) for name, other in models), clip.title
             )
             save_image(render_figure(rows, config, clip.times, COMPARISON_WIDTH), output / f"{clip.name}{ending}.png")
-    log(f"wrote figures to {output}")
+    log(f"wrote a PNG and a GIF of each video to {output}")
 
 
 def with_every_strategy(model: AdaMAE) -> Iterator[tuple[str, AdaMAE]]:

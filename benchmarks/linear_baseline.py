@@ -68,8 +68,8 @@ def read_features(place: Path) -> Iterator[Labeled]:
     if (place / DATASET_FILE).is_file():
         dataset = ShardDataset.open(str(place))
         check_labels(dataset)
-        for video in list_samples(dataset, FrameSize(SIDE, SIDE), DataConfig(fps=FPS)):
-            yield video.label, describe(np.stack([frame for _, frame in video.frames()]))
+        for video in list_samples(dataset, "", FrameSize(SIDE, SIDE), DataConfig(fps=FPS)):
+            yield video.label, describe(np.stack([shown[-1] for shown in video.frames()]))
         return
     files = sorted(place.rglob("*.safetensors"))
     if not files:

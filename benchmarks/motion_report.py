@@ -1,6 +1,6 @@
 """Measure how closely samplers follow motion: `python benchmarks/motion_report.py RUN [RUN ...] VIDEOS`.
 
-A row per run or checkpoint, over up to 320 videos (one clip each: the middle, center crop):
+Lines on one run or a row per run, over up to 320 videos (one clip each: the middle, center crop):
 
 reconstruction_loss   of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
 correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
@@ -14,7 +14,7 @@ by change of brightness, the 20 % that change most.
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,8 @@ from model.maps import explain_bad_logits
 from model.weights.models import load_adamae
 from model.weights.pretrained import trained_rate
 from pipeline.config import DataConfig
+from training.logger import read_rows
+from training.summary import describe_scores, find_result
 
 NUM_CLIPS, BATCH_SIZE = 320, 16
 # Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
@@ -56,7 +58,23 @@ def main() -> None:
         masks = {"masking": model.config.masking, "mask_ratio": model.config.mask_ratio}
         rows.append({"run": run.name, **masks, **measure(model, options.videos, DataConfig(**trained_rate(run)))})
     Report("motion_report", options.output, device).write(rows)
-    print_table(rows)
+    if len(rows) > 1:
+        print_table(rows)
+    else:
+        print("\n".join(describe(rows[0], list(read_rows(options.runs[0] / "metrics.jsonl")))))
+
+
+def describe(row: Row, metrics: list[dict[str, Any]]) -> list[str]:
+    """Say in a line each what was measured of a run, and its k-NN accuracy if it was evaluated on classes."""
+    lines = [f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos (1: the mean of each patch)"]
+    if "correlation" in row:
+        lines.append(
+            f"correlation with motion: {row['correlation']:.2f} (0: uniform sampler; motion by {row['motion']});"
+            f" {row['moving_fraction_visible']:.0%} of the visible tokens move, of all {row['moving_fraction_all']:.0%}"
+        )
+    scores = find_result(metrics)[1]
+    scores.pop("reconstruction_loss", None)  # of other masks
+    return [*lines, *([f"accuracy: {describe_scores(scores)}"] if "majority_top1" in scores else [])]
 
 
 @explain_bad_logits()

@@ -199,7 +199,7 @@ def measure(case: Case, work: Path, seconds: float, device: str) -> Row:
         "clips_per_second": clips / wall,
         "clips_per_cpu_second": clips / cpu,
         "cores_busy": cpu / wall,
-        "dali_share": counts["dali_clips"] / counts["clips"] if case.decoder != "pyav" else None,
+        "dali_share": counts["dali_clips"] / counts["clips"] if case.decoder in ("dali", "auto") else None,
         "videos_left_out": left_out,
     }
 

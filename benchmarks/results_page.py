@@ -30,8 +30,16 @@ NUMBERS: dict[str, dict[str, Any]] = {
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FEW_CLIPS, NUM_TEST_CLIPS = "cpu/few_clips", 212
+STEP = "nvidia-h200/step_budget.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
+KINDS = {
+    "products": "#2471a3",
+    "attention": "#c0392b",
+    "elementwise": "#d4ac0d",
+    "other_kernels": "#95a5a6",
+    "between_kernels": "#566573",
+}
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
 )
@@ -50,7 +58,12 @@ def main() -> None:
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
     memory = choose_rows(MEMORY, "masking=adaptive, target=pixels")
-    plots = {"loading": plot_loading(read_rows(LOADING)), "memory": plot_memory(memory), "few_clips": plot_few_clips()}
+    plots = {
+        "loading": plot_loading(read_rows(LOADING)),
+        "memory": plot_memory(memory),
+        "step": plot_step(read_rows(STEP)),
+        "few_clips": plot_few_clips(),
+    }
     for name, figure in plots.items():
         plot = ROOT / "docs" / f"{name}.png"
         with atomic_write(plot) as partial:
@@ -154,6 +167,26 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
         axes.legend(loc="lower right", fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("clips per CPU-second")
+    return figure
+
+
+def plot_step(rows: Sequence[Row]) -> Figure:
+    """Plot the milliseconds of a step's parts by kind of kernel, and of the whole step beside its bound."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=[3, 2])
+    for axes, kind, title in zip(panels, ("part", "step"), ("parts, estimated", "the whole step"), strict=True):
+        shown = [row for row in reversed(rows) if row["kind"] == kind]
+        names, ends = [row["part"] for row in shown], [0.0] * len(shown)
+        for of, color in KINDS.items():
+            widths = [row.get(f"{of}_ms") or 0 for row in shown]
+            bars = axes.barh(names, widths, left=ends, color=color, label=of.replace("_", " "))
+            ends = [end + width for end, width in zip(ends, widths, strict=True)]
+        labels = [f"{row['ms']}, MFU {row['mfu']:.2f}" if "mfu" in row else row["ms"] for row in shown]
+        axes.bar_label(bars, labels, padding=3)
+        axes.set_xlim(right=(1.6 if kind == "step" else 1.1) * max(ends))
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("ms, 64 clips of ViT-Base on an H200")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8)
     return figure
 
 

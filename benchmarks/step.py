@@ -46,7 +46,7 @@ class PretrainingStep:
 
 
 def measure_config(
-    config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
+    config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: Compile = False
 ) -> tuple[Timing, Row]:
     """Measure a pre-training step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))

@@ -21,7 +21,8 @@ class ArgumentParser(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             similar = difflib.get_close_matches(first, known, n=1)
             message = f"there is no option {first}" + (f": did you mean {similar[0]}?" if similar else "")
-        raise InputError(f"{message.removeprefix('argument ')}; `{self.prog} --help` lists every option")
+        message = message.removeprefix("argument ") + ("" if message.endswith("?") else ";")
+        raise InputError(f"{message} `{self.prog} --help` lists every option")
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -30,7 +30,7 @@ DISK_ERRORS = (
 T = TypeVar("T")
 
 
-def end_at_once(*_: object) -> None:
+def exit_on_interrupt(*_: object) -> None:
     """Handle Ctrl-C while a command imports: for seconds, a KeyboardInterrupt could come up anywhere in a library."""
     os.write(2, b"interrupted\n")
     os._exit(130)
@@ -39,7 +39,7 @@ def end_at_once(*_: object) -> None:
 # Not in the programs of others, which import this too, and not where Ctrl-C is ignored, as nohup has it.
 MAIN = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
 if Path(__file__).parents[1] in MAIN.parents[:2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, end_at_once)
+    signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
 class InputError(Exception):
@@ -57,7 +57,7 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
     130 on Ctrl-C. `resumable`: re-running the command only does what is missing.
     """
     with _exit_on_error(resumable):
-        if signal.getsignal(signal.SIGINT) is end_at_once:
+        if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main() or 0)
 
@@ -117,8 +117,10 @@ def describe_error(error: InputError | OSError) -> str:
     sentence = f"cannot use {path}: {error.strerror}"
     if error.errno in DISK_FULL:
         with suppress(OSError):
-            folder = next(parent for parent in Path(path).absolute().parents if parent.is_dir())
+            absolute = Path(path).absolute()
+            folder = next(place for place in (absolute, *absolute.parents) if place.is_dir())
             sentence += f" ({shutil.disk_usage(folder).free // 2**20} MiB free)"
+        sentence += ": free space and run the same command again"
     return sentence
 
 
@@ -130,7 +132,7 @@ def name_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno not in DISK_ERRORS:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:

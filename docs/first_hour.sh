@@ -24,7 +24,7 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
 
 # 3. Fine-tune and evaluate.
 "$PYTHON" train.py task=finetune "${model[@]}" "${settings[@]}" init_from="$OUT/pretrain" run="$OUT/finetune"
-"$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards/validation" --clips 2
+accuracy=$("$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards/validation" --clips 2)
 
 # 4. Extract features of every video; load the same model in plain Hugging Face code.
 "$PYTHON" extract_features.py "$OUT/shards/validation" "$OUT/features" --model "$OUT/pretrain"
@@ -45,3 +45,8 @@ CODE
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" init_from="$OUT/huggingface" model.image_size=$((IMAGE + 16)) \
   model.mask_ratio=0.85 run="$OUT/larger"
 "$PYTHON" extract_features.py "$OUT/shards/validation" "$OUT/larger_features" --model "$OUT/larger"
+
+# 6. What was found.
+"$PYTHON" benchmarks/motion_report.py "$OUT/pretrain" "$OUT/shards/validation" --output "$OUT"
+echo "fine-tuned: $accuracy"
+echo "pictures: $OUT/figures, report: $OUT/pretrain/report.html"

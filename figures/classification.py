@@ -19,12 +19,12 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     """Plot the row-normalized confusion matrix, with the counts where they can be read."""
     table = np.array(results["confusion"], dtype=float)
     side = min(14.0, 3 + 0.35 * len(names))
-    figure = Figure(figsize=(side, side))
+    figure = Figure(figsize=(max(side, 4.5), side), layout="constrained")
     axes = figure.subplots()
     fractions = table / np.maximum(1, table.sum(1, keepdims=True))
     image = axes.imshow(fractions, vmin=0, vmax=1, cmap="Blues")
-    title = f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos, row-normalized"
-    axes.set(xlabel="predicted label", ylabel="true label", title=title)
+    figure.suptitle(f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos", fontsize=11)
+    axes.set(xlabel="predicted label", ylabel="true label")
     if len(names) <= MAX_COUNTS:
         for (row, column), count in np.ndenumerate(table):
             color = "white" if fractions[row, column] > 0.5 else "black"
@@ -33,7 +33,7 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
         ticks = list(map(_plain, names))
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
-    figure.colorbar(image, ax=axes, fraction=0.046)
+    figure.colorbar(image, ax=axes, fraction=0.046, label="fraction of the true label's videos")
     return figure
 
 
@@ -55,13 +55,15 @@ def plot_kept(rows: Sequence[dict[str, Any]]) -> Figure:
 
 def plot_mistakes(mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> Figure:
     """Plot a strip of frames of each misclassified video."""
-    figure = Figure(figsize=(10, 1.8 * len(mistakes)), layout="constrained")
-    rows = figure.subplots(len(mistakes), squeeze=False).flat
+    width, title = 10, 0.25  # inches
+    heights = [width * strip.shape[0] / strip.shape[1] + title for strip in strips]
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    rows = figure.subplots(len(mistakes), squeeze=False, height_ratios=heights).flat
     for axes, mistake, strip in zip(rows, mistakes, strips, strict=True):
         axes.axis("off")
         axes.imshow(strip)
-        title = "{key}: true {label}, predicted {predicted} (p = {probability:.2f})".format_map(mistake)
-        axes.set_title(_plain(title), fontsize=8)
+        text = "{source}: true {label}, predicted {predicted} (p = {probability:.2f})".format_map(mistake)
+        axes.set_title(_plain(text), fontsize=8)
     return figure
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ class Clip(NamedTuple):
     video: Path  # the file, or the tar that it is in
     numbers: list[int]  # of the frames in the video as stored
     times: list[float]  # of the frames, seconds
+    title: str  # file name and class, for people
 
 
 def read_clips(
@@ -58,7 +59,7 @@ def read_clips(
         sources = list(_list_sources(place))
         if not sources:
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
-        for name, file, sample, read in sources[:: -(-len(sources) // limit)]:
+        for name, title, file, sample, read in sources[:: -(-len(sources) // limit)]:
             stored_stride = sample.frame_stride if sample else 1
             if data.frame_stride and data.frame_stride % stored_stride:
                 raise InputError(
@@ -78,27 +79,36 @@ def read_clips(
             candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
             name = next(candidate for candidate in candidates if candidate not in used)
             used.add(name)
-            yield Clip(name, frames, file, numbers, [number / fps for number in numbers])
+            yield Clip(name, frames, file, numbers, [number / fps for number in numbers], title)
 
 
-def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, Path, Sample | None, Read]]:
-    """Yield the name of each video, the file or tar that it is in, its row of shards, and how to read it."""
+def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
+    """Return the name of the file that a video was, and its class."""
+    classes = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
+    name = " ".join(filter(None, (PurePath(sample.source).name, sample.segment)))
+    return printable(name) + f"\nclass {printable(classes)}" * bool(classes)
+
+
+def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, str, Path, Sample | None, Read]]:
+    """Yield the name and title of each video, the file or tar that it is in, its row of shards, and how to read it."""
     if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
             shard = Path(dataset.shards[int(dataset.shard_of[index])])
-            yield sample.key.replace("/", "_"), shard, sample, partial(reader.read, index)
+            title = describe_sample(dataset, sample)
+            yield sample.key.replace("/", "_"), title, shard, sample, partial(reader.read, index)
         return
     path = Path(place)
     if not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
     if path.is_file():
-        yield path.stem, path, None, partial(Path, path)
+        yield path.stem, printable(path.name), path, None, partial(Path, path)
         return
     for file in sorted(path.rglob("*")):
         if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
-            yield "_".join(file.relative_to(path).with_suffix("").parts), file, None, partial(Path, file)
+            name = file.relative_to(path)
+            yield "_".join(name.with_suffix("").parts), printable(name), file, None, partial(Path, file)
 
 
 def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:

@@ -22,26 +22,28 @@ VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the erro
 MAX_COLUMNS = 16
 OPACITY = 0.55  # of a map over the frames
 COLORMAP = "plasma"  # ordered in grayscale, for any color vision, and stands out on gray frames
-STATISTICS_NOTE = (
-    "“Patch statistics from ground truth”: masked patches get their own mean and deviation (standard practice), so"
-    " colors are correct even for an untrained model. “Statistics interpolated from visible patches”: nothing is"
-    " known of masked patches."
-)
+TRUE_STATS = "reconstruction\n(patch statistics\nfrom ground truth)"
+VISIBLE_STATS = "reconstruction\n(statistics interpolated\nfrom visible patches)"
+STATISTICS_NOTES = {  # by the label that each explains
+    TRUE_STATS: "“Patch statistics from ground truth”: masked patches get their own mean and deviation (standard"
+    " practice), so colors are correct even for an untrained model.",
+    VISIBLE_STATS: "“Statistics interpolated from visible patches”: nothing is known of masked patches.",
+}
 
 
-def make_rows(maps: Maps) -> dict[str, Row]:
-    """Make the rows of the first clip, by kind.
+def make_rows(maps: Maps, title: str = "") -> dict[str, Row]:
+    """Make the rows of the first clip, by kind; `title` says which clip it is.
 
     `true_stats`, the reconstruction with patch statistics from ground truth, is missing where the model predicts raw
     pixels, both reconstructions where it predicts features, and `probability` where the masking strategy has none.
     """
-    rows = {"frames": Row("frames", _first(maps.frames))}
+    rows = {"frames": Row(title or "frames", _first(maps.frames))}
     if maps.reconstruction is not None and maps.visible_stats is None:
         rows["reconstruction"] = Row("reconstruction", _first(maps.reconstruction))
     elif maps.reconstruction is not None and maps.visible_stats is not None:
         found = _first(maps.reconstruction), _first(maps.visible_stats)
-        rows["true_stats"] = Row("reconstruction\n(patch statistics\nfrom ground truth)", found[0])
-        rows["reconstruction"] = Row("reconstruction\n(statistics interpolated\nfrom visible patches)", found[1])
+        rows["true_stats"] = Row(TRUE_STATS, found[0])
+        rows["reconstruction"] = Row(VISIBLE_STATS, found[1])
     error = maps.error[0].cpu().numpy()
     rows["error"] = _map_row(f"error (mean {np.nanmean(error):.3f})", error, maps)
     if maps.probability is not None:
@@ -58,11 +60,11 @@ def make_rows(maps: Maps) -> dict[str, Row]:
     return rows
 
 
-def comparison_rows(named_maps: Iterable[tuple[str, Maps]]) -> list[Row]:
+def comparison_rows(named_maps: Iterable[tuple[str, Maps]], title: str = "") -> list[Row]:
     """Make the rows of one clip as several models, or one model with several masks, see it."""
     rows: list[Row] = []
     for name, maps in named_maps:
-        own = make_rows(maps)
+        own = make_rows(maps, title)
         rows = rows or [own["frames"]]
         kinds = [kind for kind in ("probability", "mask", "reconstruction", "error") if kind in own]
         rows += [own[kind]._replace(label=f"{escape(name)}:\n{own[kind].label}") for kind in kinds]
@@ -81,7 +83,7 @@ def render_figure(
     columns = range(0, len(rows[0].cells), config.tubelet_size * math.ceil(config.grid[0] / MAX_COLUMNS))
     layout = Layout.fit(len(columns), max(row.aspect for row in rows), min_width)
     sheet, size = render_sheet(rows, columns, min_width), layout.font
-    notes = textwrap.wrap(explain_figure(config), width=int(sheet.width / size * 1.8))
+    notes = textwrap.wrap(explain_figure(rows, config), width=int(sheet.width / size * 1.8))
     canvas = Image.new("RGB", (sheet.width, sheet.height + round(size * (3.6 + LINE * 1.1 * len(notes)))), "white")
     canvas.paste(sheet, (0, 0))
     for column, frame in enumerate(columns):
@@ -92,9 +94,10 @@ def render_figure(
     return canvas
 
 
-def explain_figure(config: ModelConfig) -> str:
-    """Return what a reader of the figure has to know of its reconstructions."""
-    notes = [STATISTICS_NOTE] if config.target == "pixels" and config.normalize_target else []
+def explain_figure(rows: Iterable[Row], config: ModelConfig) -> str:
+    """Return what a reader has to know of the reconstructions that these rows show."""
+    labels = " ".join(row.label for row in rows)
+    notes = [note for label, note in STATISTICS_NOTES.items() if label in labels]
     if config.in_channels not in (1, 3):
         channels = "first three, as red, green and blue" if config.in_channels > 3 else "first"
         notes.append(f"Of {config.in_channels} channels, the frames show the {channels}.")

@@ -72,8 +72,12 @@ class Attention(nn.Module):
         return [self.qkv.weight, self.q_bias, self.k_bias, self.v_bias, self.proj.weight, self.proj.bias]
 
     def forward(
-        self, x: Float[Tensor, "B N D"], weights: Weights, context: Float[Tensor, "B K D"] | None = None
-    ) -> Float[Tensor, "B N D"]:
+        self,
+        x: Float[Tensor, "B N D"],
+        weights: Weights,
+        context: Float[Tensor, "B K D"] | None = None,
+        num_kv_only: int = 0,
+    ) -> Float[Tensor, "B N-num_kv_only D"]:
         """Attend to x itself, or to `context`, whose tokens then give keys and values."""
         width, (weight, *biases, proj_weight, proj_bias) = x.shape[-1], weights
         assert weight is not None
@@ -84,6 +88,7 @@ class Attention(nn.Module):
             k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
+            q = q[:, num_kv_only:]  # cut after the product: rows of what a product reads are cut by a copy
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(F.linear(x, proj_weight, proj_bias))
@@ -170,9 +175,7 @@ class Block(nn.Module):
         y = self.norm1(x, norm1)
         if context is not None:
             context = self.norm1(context, norm1)
-        elif num_kv_only:
-            context, x, y = y, x[:, num_kv_only:], y[:, num_kv_only:]
-        x = x + self.drop_path(self.attn(y, attn, context))
+        x = x[:, num_kv_only:] + self.drop_path(self.attn(y, attn, context, num_kv_only))
         return x + self.drop_path(self.mlp(self.norm2(x, norm2), mlp))
 
 

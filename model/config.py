@@ -68,7 +68,7 @@ class ModelConfig:
     in_channels: int = option(3, at_least=1, at_most=MAX_CHANNELS)
     """channels per frame: 3: RGB; 1: grayscale, made from RGB; for arrays (.npy), as many as they have, up to 12"""
     differences: bool = False
-    """see how frames differ from the next ones instead of the frames: for few videos, told apart by motion"""
+    """see how frames differ from the next ones instead of the frames: for few videos, whose classes differ by motion"""
     positions: Literal["flat-1d", "separable-3d"] = "flat-1d"
     """flat-1d: 1-D sin-cos over the flattened index; separable-3d: over time, row and column"""
     encoder_width: int | None = option(None, at_least=1, at_most=MAX_WIDTH)

@@ -6,6 +6,8 @@ Classes are named, not imported: configurations and --help list the names withou
 from pkgutil import resolve_name
 from typing import Any
 
+from common.errors import InputError
+
 MASKS = {
     "adaptive": "model.masking.adaptive:AdaptiveMasking",
     "random": "model.masking.uniform:UniformMasking",
@@ -25,5 +27,12 @@ DECODERS = {
 
 
 def find_class(registry: dict[str, str], name: str) -> Any:
-    """Import and return the class that `name` stands for."""
-    return resolve_name(registry[name])
+    """Import and return the class that `name` stands for. Raise InputError if the registry has no such line, or it
+    leads nowhere."""
+    if name not in registry:
+        known = ", ".join(registry)
+        raise InputError(f"{name!r} is none of {known}: a new one needs a line in model/registry.py")
+    try:
+        return resolve_name(registry[name])
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"model/registry.py has {registry[name]!r} for {name!r}: {error}") from error

@@ -6,7 +6,7 @@
    batch's block of shared memory (clip_memory.py).
 3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces workers that die.
 4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step (upload.py).
-5. Videos that are DALI's, if it is asked for, are only read by the workers; DALI decodes them on the device.
+5. Videos that are DALI's, if it is asked for, are only read by the workers; joined, they are decoded on the device.
 6. Augmentation, if any, happens on the device.
 """
 

@@ -249,6 +249,14 @@ def read_if_described(folder: Path) -> DatasetInfo | None:
     return read_dataset_info(folder) if is_described(folder) else None
 
 
+def list_sources(folder: Path) -> Iterator[str]:
+    """Yield the files that a dataset holds or is about to."""
+    if (plan := folder / PLAN_FILE).exists():
+        yield from (video[0].source for video in Plan(plan).videos())
+    for shard in info.shards if (info := read_if_described(folder)) else ():
+        yield from (sample.source for sample in read_samples(folder, shard))
+
+
 def read_rejects(folder: Path) -> dict[str, str]:
     """Read reasons by source from `rejected.jsonl`; empty if there is none. Raise InputError if it is damaged."""
     path = folder / REJECTED_FILE

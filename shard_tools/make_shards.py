@@ -24,12 +24,13 @@ from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
-from shard_tools.build import Build, read_rejects
+from shard_tools.build import Build, list_sources, read_rejects
 from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
+from shard_tools.splits import parse_group_by, warn_of_shared
 from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
 from shard_tools.workers import ENGINES
@@ -46,7 +47,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
     what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
     what.add_argument("--path-column", metavar="COLUMN", help="of a list: its name in the header, or its number from 1")
-    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: the name of the folder of each file")
+    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: that of each file, list or not")
+    what.add_argument("--label", metavar="NAME", help="of all videos of INPUT, if neither list nor folders say it")
     what.add_argument("--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none")
     what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
     what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
@@ -63,7 +65,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--hold-out",
         type=float,
         metavar="SHARE",
-        help="create OUTPUT/train and OUTPUT/validation, with this share of the files (0.2), by a hash of their names",
+        help="create OUTPUT/train and OUTPUT/validation, with this share of the videos of each class (0.2)",
+    )
+    what.add_argument(
+        "--group-by",
+        metavar="HOW",
+        help="hold out whole groups (recordings, persons): folder:2 (of each path), column:NAME, name:REGEX",
     )
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
     what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
@@ -116,7 +123,11 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     inputs, place = arguments.input, arguments.output
     if arguments.hold_out is not None and (arguments.split or inputs == "-" or not 0 < arguments.hold_out < 1):
         raise InputError("--hold-out is a share between 0 and 1 of a folder or a list, without --split")
+    if arguments.group_by and arguments.hold_out is None:
+        raise InputError("--group-by says what --hold-out keeps together: give both")
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
+    if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
+        raise InputError("--label is for videos without labels: remove it, or --label-column and --unlabeled")
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
     if place.startswith(("http://", "https://")):
@@ -145,7 +156,8 @@ def make_list_options(arguments: argparse.Namespace, root: str | None, split: st
         **columns,
         subset=GROUPS.get(subset, subset) if subset else None,
         is_split=bool(split and not arguments.subset),
-        unlabeled=arguments.unlabeled,
+        unlabeled=arguments.unlabeled or arguments.label is not None,
+        constant_label=arguments.label,
         has_label_map=arguments.label_map is not None,
     )
 
@@ -213,6 +225,13 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     return 0
 
 
+def open_output(arguments: argparse.Namespace, name: str) -> LocalOutput:
+    """Open the dataset of one split, or of all."""
+    if is_remote(arguments.output):
+        return RemoteOutput(f"{arguments.output.rstrip('/')}/{name}", arguments.staging)
+    return LocalOutput(Path(arguments.output) / name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(arguments)
     settings = choose_settings(parsed)  # a contradiction is said before anything is read
@@ -222,18 +241,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lists = dict(parsed.split) or {"": parsed.input}
     if parsed.hold_out is not None:
         lists = {"train": parsed.input, "validation": parsed.input}
+    group_of = parse_group_by(parsed.group_by) if parsed.group_by else None
     root = parsed.input if parsed.split else parsed.root
     skipped = {name: Skipped() for name in lists}
     with explain_full_disk():
         splits: dict[str, Inputs] = {}
+        outputs: dict[str, LocalOutput] = {name: open_output(parsed, name) for name in lists if not parsed.dry_run}
+        sides = {}  # on which an earlier run has put a file
+        if parsed.hold_out is not None:
+            sides = {source: name == "validation" for name, it in outputs.items() for source in list_sources(it.folder)}
         for name, where in lists.items():
             inputs = read_inputs(where, make_list_options(parsed, root, name if parsed.split else ""), skipped[name])
             if parsed.hold_out is not None:
-                inputs.hold_out(parsed.hold_out, name == "validation")
+                inputs.hold_out(parsed.hold_out, name == "validation", group_of, sides)
                 if not len(inputs):
                     raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
             if label_map and not parsed.unlabeled:
                 inputs.apply_label_map(label_map)
+            inputs.require_distinct_labels()
             for note in (*inputs.notes, inputs.describe()):
                 log(note)
             inputs.require_usable(parsed.max_rejects, where)
@@ -248,18 +273,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     sys.stderr,
                 )
         if parsed.dry_run:
+            for files in skipped.values():
+                files.log()
             return 0
-        outputs: dict[str, LocalOutput] = {
-            name: RemoteOutput(f"{parsed.output.rstrip('/')}/{name}", parsed.staging)
-            if is_remote(parsed.output)
-            else LocalOutput(Path(parsed.output) / name)
-            for name in splits
-        }
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
-            folders = [output.folder for output in outputs.values() if is_described(output.folder)]
-            known = max((read_dataset_info(folder).classes for folder in folders), key=len, default=[])
+            described = [output.folder for output in outputs.values() if is_described(output.folder)]
+            known = max((read_dataset_info(folder).classes for folder in described), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        return max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+        code = max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
+    folders = {} if is_remote(parsed.output) else {name: output.folder for name, output in outputs.items()}
+    for split, held_out in combinations(folders.items(), 2):
+        if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
+            warn_of_shared(*split, *held_out)
+    if code == 0 and parsed.part[1] == 1:
+        log(f"next: python doctor.py {printable(outputs.get('train', next(iter(outputs.values()))).locate())}")
+    return code
 
 
 if __name__ == "__main__":

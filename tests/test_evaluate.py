@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -16,13 +17,16 @@ import pytest
 import torch
 from made_videos import broken_copy
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import TINY
 
+import extract_features
 from common.errors import InputError
 from evaluate import evaluate, find_worst_mistakes, list_predictions, make_results, parse_arguments
+from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
+from model.weights import pretrained
 from model.weights.layouts import to_external
 from model.weights.pretrained import load
 from pipeline.config import DataConfig
@@ -32,7 +36,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, Views, average_precision
+from training.evaluation import Evaluator, Predictions, Views, average_precision, knn_top1
 from training.logger import read_rows
 from training.summary import interpret_scores
 
@@ -84,8 +88,40 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
     of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    assert 0 <= results.pop("pixel_top1") <= 1, (
+        "of the videos that the run was trained on, which an export does not name"
+    )
+    assert results.pop("knn_videos") == 16
     assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
+
+
+def test_neighbors_by_weights_without_a_run_and_by_features(synthetic_videos, synthetic_shards, tmp_path, capsys):
+    weights = tmp_path / "model.safetensors"
+    pretrained.save(weights, AdaMAE(SHAPE).state_dict(), pretrained.make_metadata(SHAPE))
+    sampled = ["data.frame_stride=2", "data.num_workers=1"]
+    by_clip = results_of(tmp_path / "clips", weights, synthetic_shards, "--knn", synthetic_shards, *sampled)
+    assert by_clip["num_videos"] == 16
+    assert {"knn_top1", "pixel_top1", "majority_top1"} < by_clip.keys()
+    features, window = tmp_path / "features", ["--frame-stride", "2", "--window", "4"]
+    extract = extract_features.parse_arguments([str(synthetic_videos), str(features), "--model", str(weights), *window])
+    assert extract_features.main(extract) == 0
+    by_video = results_of(tmp_path / "videos", features, "--knn", features)
+    assert (by_video["num_videos"], by_video["majority_top1"]) == (16, 0.5)
+    files = sorted(features.rglob("*.safetensors"))
+    means = torch.stack([load_file(file)["features"].mean(dim=0) for file in files])
+    labels = torch.tensor([file.parent.name == "right" for file in files]).long()
+    assert by_video["knn_top1"] == knn_top1(means, labels, means, labels, ~torch.eye(16, dtype=torch.bool))
+    said = re.findall(r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n", capsys.readouterr().out)
+    assert said[0].startswith(", 1-NN of pixels 0.")
+    assert said[1:] == [""], "features have no pixels"
+    for arguments, says in (
+        ([weights], "what is .* to be evaluated on"),
+        ([weights, "--knn", features], "has no features as safetensors: run extract_features.py, or name SHARDS"),
+        ([weights, synthetic_shards, "--knn", synthetic_shards, "--clips", "2"], "leave out --clips"),
+    ):
+        with pytest.raises(InputError, match=says):
+            results_of(tmp_path / "none", *arguments)
 
 
 @pytest.mark.slow  # two processes that import torch, and 96 views
@@ -227,7 +263,8 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("run", r"the following arguments are required: shards; `.*--help` lists every option"),
+        ("", r"the following arguments are required: checkpoint.*; `.*--help` lists every option"),
+        ("run", "give a labeled dataset folder as SHARDS"),
         ("run shards --batchsize 2", "there is no option --batchsize: did you mean --batch-size"),
         ("run shards --clips two", "--clips: invalid int value: 'two'"),
     ],

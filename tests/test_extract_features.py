@@ -19,6 +19,7 @@ from model.weights import pretrained
 from model.weights.models import load_encoder
 from pipeline.decoding.video import Video
 from pipeline.planning.crops import FrameSize
+from shard_tools import make_shards
 
 CONFIG = ModelConfig(
     encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
@@ -210,7 +211,8 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
         found = [row for row in rows if row["key"] == about["key"]]
         assert [row["features"] for row in found] == expected["features"].tolist()
         assert [[row["start"], row["end"]] for row in found] == expected["times"].tolist()
-        assert all(row[name] == about[name] for row in found for name in ("source", "label", "incomplete"))
+        assert [[row["first_frame"], row["last_frame"]] for row in found] == expected["frames"].tolist()
+        assert all(str(row[name]) == text for row in found for name, text in about.items())
 
 
 def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, tmp_path: Path) -> None:
@@ -228,8 +230,39 @@ def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, t
     assert found == {*names}
 
 
-def test_segments_of_a_list_are_read_alone(videos: Path, weights: Path, tmp_path: Path) -> None:
-    (videos / "list.csv").write_text("path,start,end\nclass 0/v0.mp4,1,2\nclass 0/v2.mp4,0.5,2.5\n")
-    assert extract(videos / "list.csv", tmp_path / "out", weights) == 0
-    times = [load_file(file)["times"].tolist() for file in sorted((tmp_path / "out").rglob("*.safetensors"))]
-    assert times == [[[1, 1.75]], [[0.5, 1.25], [1.5, 2.25]]]
+def test_segments_are_the_same_from_a_list_and_from_shards(videos: Path, weights: Path, tmp_path: Path) -> None:
+    """Each with its place in the source, whatever the 17 digits of a float; windows of a stride from its own start."""
+    rows = ["v0.mp4,0.30000000000000004,2,7,a", "v2.mp4,0.375,2.5000000000000004,8,b", "v4.mp4,0,,x,b"]
+    (videos / "list.csv").write_text("\n".join(["path,start,end,episode,label", *(f"class 0/{row}" for row in rows)]))
+    make_shards.main([str(videos / "list.csv"), str(tmp_path / "shards"), "--frame-stride", "1", "--workers", "1"])
+    for place in (videos / "list.csv", tmp_path / "shards"):
+        assert extract(place, tmp_path / place.stem, weights, "--pad", "--stride", "3") == 0
+    found = {}
+    for folder in ("list", "shards"):
+        files = (tmp_path / folder).rglob("*.safetensors")
+        found[folder] = {read_metadata(file)["segment"]: (read_metadata(file), load_file(file)) for file in files}
+    assert (tmp_path / "list/class 0/v2.mp4#t=0.375,2.5.safetensors").is_file()
+    assert {segment: about["episode"] for segment, (about, _) in found["list"].items()} == {
+        "t=0.3,2": "7", "t=0.375,2.5": "8", "": "x",
+    }  # fmt: skip
+    for segment, (about, values) in found["list"].items():
+        of_shards, others = found["shards"][segment]
+        assert {**of_shards, "key": ""} == {**about, "key": ""}
+        assert float(about["offset"]) == values["times"][0, 0] == (0.375 if segment else 0)
+        assert values["frames"].tolist() == [[max(0, t - 6), t] for t in range(0, 2 * len(others["times"]) * 3, 6)]
+        for name, value in values.items():
+            torch.testing.assert_close(value, others[name], atol=0.1 if name == "features" else 0, rtol=0)
+    assert json.loads(found["list"][""][0]["fields"]) == {"episode": "x"}
+
+
+def test_padded_windows_end_at_every_frame_and_see_nothing_later(shards: Path, weights: Path, tmp_path: Path) -> None:
+    assert extract(shards, tmp_path / "padded", weights, "--pad", "--stride", "1", "--part", "1/5") == 0
+    assert extract(shards, tmp_path / "whole", weights, "--stride", "1", "--part", "1/5") == 0
+    padded, whole = (load_file(tmp_path / name / "a/v0.safetensors") for name in ("padded", "whole"))
+    assert padded["frames"].tolist() == [[max(0, 2 * (t - 3)), 2 * t] for t in range(10)]
+    for name, values in whole.items():
+        torch.testing.assert_close(padded[name][3:], values)
+    with Video(encode(20), 20) as video:
+        frames = [extract_features.make_scaler(64, 48, FrameSize(32, 32))(frame) for _, frame in video.frames([0, 2])]
+    clip = torch.from_numpy(np.stack([frames[0], frames[0], frames[0], frames[1]]))
+    torch.testing.assert_close(padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled)

@@ -131,7 +131,17 @@ def test_a_model_that_predicts_pixels_has_one_reconstruction(clip: torch.Tensor)
     rows = reconstruction.make_rows(maps)
     assert list(rows) == ["frames", "reconstruction", "error", "probability", "mask", "features", "similarity"]
     assert rows["reconstruction"].label == "reconstruction"
-    assert reconstruction.explain_figure(model.config) == ""
+    assert reconstruction.explain_figure(rows.values(), model.config) == ""
+
+
+def test_only_rows_that_are_shown_are_explained(clip: torch.Tensor) -> None:
+    model = AdaMAE(ModelConfig(**CONFIG)).eval()
+    maps = reconstruct(model, clip)
+    both = reconstruction.explain_figure(reconstruction.make_rows(maps).values(), model.config)
+    compared = reconstruction.comparison_rows([("one", maps), ("other", maps)], "a.mp4\nclass left")
+    assert compared[0].label == "a.mp4\nclass left"
+    assert reconstruction.explain_figure(compared, model.config) == both[both.index("“Statistics") :]
+    assert both.startswith("“Patch statistics")
 
 
 def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
@@ -202,10 +212,13 @@ def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, argumen
 
 def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
     """Of a file, and of shards."""
-    shards = write_shards(tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2)
+    shards = write_shards(
+        tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2, classes=2
+    )
     numbers = [13, 15, 17, 19, 21, 23, 25, 27]  # the middle
     clips = list(read_clips([videos / "b.mkv", shards], 8, 32, DataConfig(frame_stride=2), limit=10))
     assert [clip.name for clip in clips] == ["b", *(f"v{i}" for i in range(5))]
+    assert [clip.title for clip in clips] == ["b.mkv", *(f"v{i}.mp4\nclass class {i % 2}" for i in range(5))]
     for clip, first in zip(clips, [0, *range(5)], strict=True):
         assert clip.frames.shape == (8, 32, 32, 3)
         assert clip.times == [number / 8 for number in numbers]

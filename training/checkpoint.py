@@ -11,7 +11,6 @@ there is nothing to shard.
 
 import json
 import re
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import atomic_folder, hash_file
 from common.errors import InputError
-from model.weights.weight_files import save_tensors
+from model.weights.weight_files import save_pickle, save_tensors
 
 STATE_FILE = "train_state.json"
 BLOCK_BYTES = 2**26  # of host memory
@@ -121,22 +120,15 @@ class Manifest:
 
 
 def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
-    """Write a checkpoint, each module as `<name>.safetensors`; raise InputError where it cannot be written."""
+    """Write a checkpoint, each module as `<name>.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
-    try:
-        with atomic_folder(final) as partial:
-            for name, tensors in snapshot.modules.items():
-                save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
-            torch.save(snapshot.optimizer, partial / "optimizer.pt")
-            manifest = Manifest(state, _hash_files(list(partial.iterdir())))
-            (partial / STATE_FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
-    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise InputError(
-            f"checkpoint {final} cannot be written ({reason}; {shutil.disk_usage(folder).free // 2**20} MiB free):"
-            " free disk space; re-run the same command to resume from the checkpoint before"
-        ) from error
+    with atomic_folder(final) as partial:
+        for name, tensors in snapshot.modules.items():
+            save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
+        save_pickle(partial / "optimizer.pt", snapshot.optimizer)
+        manifest = Manifest(state, _hash_files(list(partial.iterdir())))
+        (partial / STATE_FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
     return final
 
 

@@ -26,6 +26,7 @@ from training.distributed import Distributed, sum_over_ranks
 
 MAX_VIDEOS = 1024  # of HeldOut, always the same ones: an evaluation must not take as long as training
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
+THUMBNAIL = 16  # pixels, of the baseline's mean gray frame
 MASK_SEED = 0  # masks are the same at every evaluation, and in every run
 SelectTokens = Callable[[UInt8[Tensor, "B T H W C"]], Int[Tensor, "B K"] | None]
 
@@ -192,57 +193,84 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
 
 
 class HeldOut:
-    """Up to MAX_VIDEOS videos of evaluation.shards, one clip each, for metrics that need no classifier.
+    """Up to `max_videos` of evaluation.shards, one clip each, for metrics that need no classifier.
 
     The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with the same classes,
     the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
     """
 
-    def __init__(self, config: TrainConfig, trained: ShardDataset) -> None:
+    def __init__(self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS) -> None:
         """Raises InputError if evaluation.shards cannot be read."""
-        self.config = config
+        self.config, self.max_videos = config, max_videos
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
         self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
     def evaluate(self, model: EncoderModel, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
-        that of the most common class."""
-        samples, losses, features = self._encode(model, self.dataset, dist)
-        metrics = {"rankme": rankme(features), "num_videos": len(samples)}
+        that of pixels and of the most common class."""
+        clips = self._encode(model, self.dataset, dist)
+        metrics = {"rankme": rankme(clips.features), "num_videos": len(clips.samples)}
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = losses.mean().item()
-        if not has_same_classes(self.dataset, self.dataset):
-            return metrics
-        neighbors, reference = samples, features
-        if self.reference is not self.dataset:
-            neighbors, _, reference = self._encode(model, self.reference, dist)
-        labels, neighbor_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
-        allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, self.config.evaluation.group)
-        if allowed.any():
-            metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            metrics["knn_top1"] = knn_top1(features, labels, reference, neighbor_labels, allowed)
-        return metrics | {"majority_top1": majority_top1(labels)}
+            metrics["reconstruction_loss"] = clips.losses.mean().item()
+        return metrics | self._compare(clips, model, dist)
 
-    def _encode(
-        self, model: EncoderModel, dataset: ShardDataset, dist: Distributed
-    ) -> tuple[list[int], Float[Tensor, " V"], Float[Tensor, "V D"]]:
-        """Return sample numbers, losses (of the held-out videos) and features."""
+    def evaluate_pixels(self, dist: Distributed) -> dict[str, float]:
+        """Return the accuracies that a model must exceed, those of pixels and of the most common class."""
+        return self._compare(self._encode(None, self.dataset, dist), None, dist)
+
+    def _compare(self, clips: "Encoded", model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
+        """Classify the held-out videos by their neighbors, where there are labels."""
+        if not has_same_classes(self.dataset, self.dataset):
+            return {}
+        others = clips if self.reference is self.dataset else self._encode(model, self.reference, dist)
+        labels, other_labels = read_labels(self.dataset, clips.samples), read_labels(self.reference, others.samples)
+        group = self.config.evaluation.group
+        allowed = find_allowed_neighbors(self.dataset, clips.samples, self.reference, others.samples, group)
+        metrics = {"majority_top1": majority_top1(labels), "num_videos": len(labels)}
+        if allowed.any():
+            if model is not None:
+                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
+            metrics["knn_videos"] = int(allowed.any(dim=1).sum())
+            metrics["pixel_top1"] = pixel_top1(clips.thumbnails, labels, others.thumbnails, other_labels, allowed)
+        return metrics
+
+    def _encode(self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed) -> "Encoded":
         config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
-        data = replace(config.data, subset=min(MAX_VIDEOS, most))
+        data = replace(config.data, subset=min(self.max_videos, most))
         evaluator = Evaluator(dataset, data, config.model, dist, config.precision)
         plan = evaluator.make_plan(min(config.batch_size, 32))
 
-        def encode_batch(batch: Batch) -> Float[Tensor, "B 1+D"]:
-            losses = torch.zeros(len(batch.clip), device=dist.device)
+        def encode_batch(batch: Batch) -> Float[Tensor, "B 1+P+D"]:
+            losses, thumbnails = torch.zeros(len(batch.clip), 1, device=dist.device), make_thumbnails(batch.clip)
+            if model is None:
+                return torch.cat((losses, thumbnails), dim=1)
             with torch.compiler.set_stance("force_eager"):
                 if isinstance(model, AdaMAE) and is_held_out:
-                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1)
-                return torch.cat((losses[:, None], encode(model, batch.clip).pooled.float()), dim=1)
+                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1, keepdim=True)
+                return torch.cat((losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1)
 
-        assert isinstance(model, nn.Module)
-        found = evaluator.compute(model, plan, encode_batch, 1 + config.model.dimensions.encoder_width)
-        return [plan.row(position).sample for position in range(len(plan))], found[:, 0], found[:, 1:]
+        module = nn.Identity() if model is None else model
+        assert isinstance(module, nn.Module)
+        width = config.model.dimensions.encoder_width if model else 0
+        found = evaluator.compute(module, plan, encode_batch, 1 + THUMBNAIL**2 + width)
+        return Encoded(
+            [plan.row(position).sample for position in range(len(plan))], *found.split((1, THUMBNAIL**2, width), dim=1)
+        )
+
+
+class Encoded(NamedTuple):
+    """Of a clip of each of V videos."""
+
+    samples: list[int]
+    losses: Float[Tensor, "V 1"]  # of the held-out videos
+    thumbnails: Float[Tensor, "V P"]
+    features: Float[Tensor, "V D"]
+
+
+def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:
+    """Average the frames and channels of each clip, and scale what is left to THUMBNAIL × THUMBNAIL pixels."""
+    return F.adaptive_avg_pool2d(clip.mean(dim=(1, 4), dtype=torch.float32), THUMBNAIL).flatten(1)
 
 
 def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
@@ -278,6 +306,19 @@ def knn_top1(
     nearest = similarity.masked_fill(~allowed_neighbors, -torch.inf).topk(min(NUM_NEIGHBORS, len(reference)), dim=1)
     votes = F.one_hot(neighbor_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
+    return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
+
+
+def pixel_top1(
+    thumbnails: Float[Tensor, "V P"],
+    labels: Int[Tensor, " V"],
+    reference: Float[Tensor, "N P"],
+    neighbor_labels: Int[Tensor, " N"],
+    allowed_neighbors: Bool[Tensor, "V N"],
+) -> float:
+    """Compute 1-NN accuracy by the distance of thumbnails: what a model must exceed, as it tells scenes apart only."""
+    nearest = torch.cdist(thumbnails, reference).masked_fill(~allowed_neighbors, torch.inf).argmin(dim=1)
+    is_right = neighbor_labels[nearest] == labels
     return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
 
 

@@ -39,9 +39,9 @@ def load_config(arguments: list[str]) -> TrainConfig:
     source = (
         pretrained.config_of_run(own) if own else pretrained.load(local_run(config.init_from), like=config.model).config
     )
-    names, default = SHAPE, ModelConfig()
+    names: tuple[str, ...] = SHAPE
     if config.task == "pretrain":
-        names = (*ENCODER, *(name for name in CLIP if getattr(config.model, name) == getattr(default, name)))
+        names = (*ENCODER, *(name for name in CLIP if getattr(config.model, name) == getattr(ModelConfig(), name)))
     left = [name for name in names if f"model.{name}" not in given]
     if "model.size" in given:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]

@@ -101,7 +101,10 @@ def warn_of_rare_classes(dataset: ShardDataset, held_out: ShardDataset) -> list[
         for each in (dataset, held_out)
     )
     found = []
-    for count, says in ((0, "no video to learn from: none of theirs is recognized"), (1, "one video to learn from")):
+    for count, says in (
+        (0, "no video to learn from: none of their videos is recognized"),
+        (1, "one video to learn from"),
+    ):
         rare = [dataset.info.classes[index] for index in np.flatnonzero((asked > 0) & (trained == count))]
         if rare:
             names = ", ".join(map(repr, rare[:3])) + (", …" if len(rare) > 3 else "")

@@ -8,6 +8,11 @@ from common.logging import format_duration
 from model.config import ModelConfig
 from training.config import TrainConfig
 
+# Accuracies that need no model, and what a warning calls them.
+BASELINES = {
+    "majority_top1": ("most common class", "always predicting the most common class"),
+    "pixel_top1": ("1-NN of pixels", "the class of the video with the nearest mean gray thumbnail"),
+}
 # Accuracies by their titles, with the number of videos that each is of.
 ACCURACIES = {"top1": ("top-1", "num_videos"), "top5": ("top-5", "num_videos"), "knn_top1": ("k-NN", "knn_videos")}
 FEW_LEARNED = 0.02  # of the loss of predicting each patch's mean
@@ -16,11 +21,12 @@ Metrics = Mapping[str, float]
 
 
 def describe_scores(metrics: Metrics) -> str:
-    """Return an evaluation as `held-out loss 0.960, k-NN 0.651 ± 0.060 (most common class 0.508), 63 videos`, with
-    standard errors."""
+    """Return an evaluation, with standard errors, as
+    `held-out loss 0.960, k-NN 0.651 ± 0.060 (most common class 0.508, 1-NN of pixels 0.635), 63 videos`."""
     parts = [f"held-out loss {metrics['reconstruction_loss']:.3f}"] if "reconstruction_loss" in metrics else []
     if accuracies := [describe_accuracy(metrics, name) for name in ACCURACIES if name in metrics]:
-        parts.append(f"{', '.join(accuracies)} (most common class {metrics['majority_top1']:.3f})")
+        baselines = [f"{title} {metrics[name]:.3f}" for name, (title, _) in BASELINES.items() if name in metrics]
+        parts.append(f"{', '.join(accuracies)} ({', '.join(baselines)})")
     if "mAP" in metrics:
         parts.append(f"mAP {metrics['mAP']:.3f} (chance {metrics['chance_mAP']:.3f})")
     return ", ".join([*parts, f"{metrics['num_videos']:,.0f} videos"])
@@ -40,13 +46,13 @@ def standard_error(accuracy: float, number: float) -> float:
 def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list[str]:
     """Return a sentence for each score that says that nothing, or hardly anything, has been learned."""
     found = []
-    for name, (_, number) in ACCURACIES.items():
-        if name == "top5" or name not in metrics:
-            continue
-        if metrics[name] - 2 * standard_error(metrics[name], metrics[number]) <= metrics["majority_top1"]:
+    name = next((name for name in ACCURACIES if name in metrics), None)  # of a fine-tuned model, k-NN stands beside it
+    if name is not None:
+        best = max((baseline for baseline in BASELINES if baseline in metrics), key=lambda baseline: metrics[baseline])
+        if metrics[name] - 2 * standard_error(metrics[name], metrics[ACCURACIES[name][1]]) <= metrics[best]:
             found.append(
-                f"WARNING: {describe_accuracy(metrics, name)} is not clearly above always predicting the most common"
-                f" class ({metrics['majority_top1']:.3f}): train longer, or on more videos"
+                f"WARNING: {describe_accuracy(metrics, name)} is not clearly above {BASELINES[best][1]}"
+                f" ({metrics[best]:.3f}): train longer, or train and evaluate on more videos"
             )
     is_relative = model is not None and model.normalize_target and model.loss == "mse"
     if is_relative and metrics.get("reconstruction_loss", 0) > 1 - FEW_LEARNED:
@@ -78,9 +84,9 @@ def describe_end(
     """Return what train.py ends with: what was found, what that means, and what to do next."""
     run, shards = config.run, config.evaluation.shards or "SHARDS"
     ended = f"finished in {format_duration(seconds)}"
-    advice = f"python evaluate.py {run} {shards}"
+    advice = f"next: python evaluate.py {run} {shards}"
     if config.task == "pretrain":
-        advice = f"python extract_features.py {shards} FEATURES --model {run}"
+        advice = f"next: python extract_features.py {shards} FEATURES --model {run}"
     if first_step >= total_steps:
         ended = f"{run} was finished before, after {total_steps:,} steps"
         advice = f"to train longer: python train.py run=ANOTHER init_from={run} init_keep=optimizer steps=MORE"
@@ -89,5 +95,5 @@ def describe_end(
     return [
         f"{ended}; {result}",
         *interpret_scores(metrics, config.model),
-        f"report: {run.rstrip('/')}/report.html; next: {advice}",
+        f"report: {run.rstrip('/')}/report.html; {advice}",
     ]

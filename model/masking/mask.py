@@ -20,7 +20,12 @@ class Mask(NamedTuple):
 
 
 class MaskingStrategy(nn.Module):
-    """Base class: a strategy sets these and defines `logits`."""
+    """Base class: a strategy sets these and defines `logits`, the probabilities that tokens are sampled by.
+
+    One whose noise decides about more than single tokens (tubes, blocks, a number of them) overrides `sample`, as
+    UniformMasking does: its noise is a function of (seed, offset + row), see kernels/noise.py, and every clip has
+    `num_visible` visible tokens.
+    """
 
     needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
     learns = False  # whether the sampling loss trains it

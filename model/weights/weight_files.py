@@ -110,6 +110,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         file.write(text.ljust(length))
 
 
+def save_pickle(path: Path, value: Any) -> None:
+    """Write a file in PyTorch's format; raises OSError where the disk fails, which PyTorch hides as well."""
+    with path.open("wb") as file:  # of a path, the name would be written into the file
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
 def _read_pytorch(file: Path) -> Any:
     """Unpickle tensors, and the command line that the authors' files hold, but nothing that grows when it is read.
 

@@ -331,9 +331,9 @@ def show_frames(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int,
         yield tick + 1, shown
 
 
-def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int | Fraction) -> Iterator[VideoFrame]:
-    """Yield the frame shown at ticks 0, stride, 2 stride, …: a tick without a frame of its own repeats the last one."""
-    wanted: int | Fraction = 0
+def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int | Fraction, first: int = 0) -> Iterator[VideoFrame]:
+    """Yield the frame shown at ticks first, first + stride, …: a tick without a frame of its own repeats the last."""
+    wanted: int | Fraction = first
     for end, frame in show_frames(frames):
         while wanted < end:
             yield frame

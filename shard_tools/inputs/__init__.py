@@ -11,11 +11,11 @@ from pathlib import Path
 from common.errors import InputError
 from pipeline.reading.storage import is_remote
 from shard_tools.encoding.source import VIDEO_EXTENSIONS
-from shard_tools.inputs import folders
+from shard_tools.inputs import folders, lerobot
 from shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
-from shard_tools.inputs.columns import ListOptions
 from shard_tools.inputs.item import Item, Location, Segment, Skipped, TarMember, is_hidden
 from shard_tools.inputs.lists import ListReader
+from shard_tools.inputs.options import ListOptions
 from shard_tools.inputs.table import Inputs
 from shard_tools.inputs.table_reader import require_uncompressed
 from shard_tools.inputs.tars import list_tars
@@ -26,7 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
-LEROBOT = "meta/info.json"
 
 
 def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skipped | None = None) -> Inputs:
@@ -43,12 +42,12 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
             copy.flush()
             _read_list(Path(copy.name), found, options, "stdin")
     elif is_remote(inputs):
-        found.add(folders.list_url(inputs, skipped, options.subset))
+        found.add(folders.list_url(inputs, skipped, options))
     elif path.is_dir():
         _read_folder(path, found, options, skipped)
     elif path.suffix == ".tar" and path.exists():
         require_uncompressed(path)
-        found.add(list_tars([path], path.parent, skipped, options.label, options.subset))
+        found.add(list_tars([path], path.parent, skipped, options))
     elif folders.has_video_extension(path.name) and path.exists():
         found.add([folders.make_item(path.name, path, None)])
     else:
@@ -57,16 +56,17 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
             raise InputError(f"{path} does not exist: give a folder of videos or a list of them")
         for name in lists:
             _read_list(Path(name), found, options)
-    found.deduplicate(options.unlabeled)
+    found.deduplicate(options.unlabeled, options.constant_label)
     if not found.has_only_arrays:  # beside videos they are features of these, or tables
         found.skip_arrays(skipped, "arrays beside videos")
     if not len(found):
-        looked_for = f"looked for {', '.join(sorted(VIDEO_EXTENSIONS))} files"
+        looked_for = f"looked for .mp4, .avi, .mkv, .webm and {len(VIDEO_EXTENSIONS) - 4} other kinds of files"
         raise InputError("; ".join([f"no video found in {inputs}: {looked_for}", *skipped.lines()]))
     return found
 
 
 def _read_list(path: Path, found: Inputs, options: ListOptions, name: str = "", prefix: str = "") -> None:
+    lerobot.require_whole(path)
     reader = ListReader(path, name or str(path), options, Path() if name else path.parent)
     found.add(item._replace(source=prefix + item.source) if prefix else item for item in reader.read())
     found.notes.append(reader.describe())
@@ -77,8 +77,9 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
     if not tables and (splits := {table.parent: table for name in METADATA[::-1] for table in path.glob(f"*/{name}")}):
         _read_splits(path, splits, found, options)
         return
+    tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
     if not tables and not _holds_videos(path):
-        tables = sorted(path.rglob("*.parquet"))
+        tables = [table for table in sorted(path.rglob("*.parquet")) if not table.with_suffix(".tar").exists()]
         starts = {table: table.name.partition("-")[0] for table in tables}  # train-00000-of-00002.parquet
         unwanted = _find_unwanted(starts.values(), options, path)
         tables = [table for table in tables if starts[table] not in unwanted]
@@ -87,20 +88,22 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
         _read_list(table, found, options)
     if tables:
         return
-    items = folders.list_folder(path, skipped, options.subset)
-    if (path / LEROBOT).is_file() or next(path.glob(f"*/{LEROBOT}"), None):
-        found.notes.append(f"{path} is a data set of LeRobot, whose folders are no classes: no labels")
-        items = (item._replace(labels=None) for item in items)
-    found.add(items)
-    tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
+    if sets := lerobot.find_sets(path):
+        for folder in sets:
+            found.add(lerobot.list_episodes(folder, path))
+        found.notes.append(f"{path} is a data set of LeRobot: a sample an episode and camera, no labels")
+        return
+    found.add(folders.list_folder(path, skipped, options))
     if tars and found.has_only_arrays:  # tables of our shards are arrays
         found.skip_arrays(skipped, "arrays beside tars")
-        found.add(list_tars(tars, path, skipped, options.label, options.subset))
+        found.add(list_tars(tars, path, skipped, options))
     else:
         for tar in tars:
             skipped.add("tars, which are read only where no videos lie beside them", tar.name)
     if not len(found) and skipped.remove(folders.FRAME_FOLDERS):
-        found.add(folders.list_frame_folders(path, options.subset))
+        found.add(folders.list_frame_folders(path, options))
+        note = "folders of numbered pictures are read as videos, a picture a frame: no photos should be among them"
+        found.notes.append(f"{len(found)} {note}")
 
 
 def _read_splits(path: Path, tables: dict[Path, Path], found: Inputs, options: ListOptions) -> None:

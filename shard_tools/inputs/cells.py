@@ -3,17 +3,23 @@
 import json
 import math
 import re
+import unicodedata
 from ast import literal_eval
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shard_tools.inputs.item import ParquetCell, Segment
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
-NUMBERS = re.compile(r"\d+( +\d+)*")
+NUMBERS = re.compile(r"\d+(\s*[;|, ]\s*\d+)*")
+RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")  # between two times
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
 TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")  # Charades: class, start, end
+NAMED_SEPARATORS, SEPARATORS = "|;,", "|;,+&/"  # of labels
+MAX_WORDS = 4  # of a label among several
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
 
 Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
@@ -74,20 +80,28 @@ def parse_time(cell: Any) -> float | None:
         return None
 
 
+def parse_nested(cell: Any) -> Any:
+    """Read the text of a list or an object, as JSON or Python write it; return anything else as it is."""
+    if isinstance(cell, str) and cell[:1] in ("[", "(", "{"):
+        for parse in (json.loads, literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+                cell = parse(cell)
+                break
+    return list(cell) if isinstance(cell, (tuple, set)) else cell
+
+
 def parse_list(cell: Any) -> list[Any] | None:
-    """Read a list, or the text of one as JSON or Python write it; None if it is none."""
-    if not isinstance(cell, str):
-        return cell if isinstance(cell, list) else None
-    try:
-        return list(literal_eval(cell)) if cell[:1] in ("[", "(") else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return None
+    return value if isinstance(value := parse_nested(cell), list) else None
+
+
+def parse_pair(cell: Any) -> list[Any]:
+    """Return the start and the end of a segment; nothing if a cell does not hold both."""
+    values = re.split(RANGE, cell.strip()) if isinstance(cell, str) and cell[:1] not in "[(" else parse_list(cell)
+    return values if values and len(values) == 2 and None not in map(parse_time, values) else []
 
 
 def is_pair(cell: Any) -> bool:
-    """Whether a cell holds the start and the end of a segment."""
-    values = parse_list(cell) or []
-    return len(values) == 2 and None not in map(parse_time, values)
+    return bool(parse_pair(cell))
 
 
 def read_label(cell: Any) -> str | None:
@@ -95,29 +109,58 @@ def read_label(cell: Any) -> str | None:
     if is_missing(cell):
         return None
     text = to_text(cell)
+    if not text.isascii():  # composed and decomposed letters look alike
+        text = unicodedata.normalize("NFC", text)
     return text.partition(".")[0] if WHOLE.fullmatch(text) else text
 
 
-def read_labels(cell: Any, is_multiple: bool) -> tuple[str, ...] | None:
-    if not is_multiple:
+def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
+    """Return the labels of a cell: one if there is no separator, those of a list or at it otherwise."""
+    if separator is None:
         label = read_label(cell)
         return None if label is None else (label,)
     parts = parse_list(cell)
     if parts is None:
         if is_missing(cell):
             return None
-        text = str(cell)
-        separator = " " if NUMBERS.fullmatch(text) else next((mark for mark in "|;," if mark in text), "\n")
-        parts = [match[1] if (match := TIMED.fullmatch(part.strip())) else part for part in text.split(separator)]
+        texts = str(cell).split(separator) if separator else [str(cell)]
+        parts = [match[1] if (match := TIMED.fullmatch(text.strip())) else text for text in texts]
     parts = [part[0] if isinstance(part, list) and part else part for part in parts]
     return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
+
+
+def find_separator(texts: list[str], is_named: bool) -> str | None:
+    """Return what stands between several labels of a cell, None if there is one; `is_named`: they are called labels.
+
+    Names of classes hold commas, too: these have a space behind, and the parts are no labels of other rows.
+    """
+    separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
+    if all(map(WHOLE.fullmatch, texts)):
+        return None
+    if all(map(NUMBERS.fullmatch, texts)):
+        return separator or " "
+    if is_named and separator is None:
+        return ";" if any(map(TIMED.match, texts)) else None
+    if is_named and separator and separator in NAMED_SEPARATORS:
+        return separator
+    parts = [part.strip() for text in texts for part in text.split(separator or "|")]
+    if separator is None or max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
+        return None
+    is_clear = separator in "|;" or (separator == "," and not any(", " in text for text in texts))
+    return separator if is_clear or {*parts} <= {*texts} else None
+
+
+def are_starts_and_ends(text: str) -> bool:
+    """Whether numbers are so many, and grow so, as the starts and ends of segments do."""
+    numbers = [int(number) for number in text.split()]
+    return len(numbers) % 2 == 0 and all(one < other for one, other in pairwise(numbers))
 
 
 def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
     """Return the segment of a row, None if it is the whole video, and why it is none."""
     first, last = get_cell(row, times.start), get_cell(row, times.end)
     if times.start == times.end and not is_missing(first):
-        first, last = parse_list(first) if is_pair(first) else (first, "")  # type: ignore[misc]
+        first, last = parse_pair(first) or (first, "")
     if is_missing(first) and is_missing(last):
         return None, None
     start = 0.0 if is_missing(first) else parse_time(first)

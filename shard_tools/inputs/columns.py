@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -11,15 +11,16 @@ from common.errors import InputError
 from common.logging import printable
 from shard_tools.inputs import formats
 from shard_tools.inputs.cells import (
-    NUMBERS,
-    TIMED,
     WHOLE,
     Row,
     Times,
+    are_starts_and_ends,
+    find_separator,
     get_cell,
     is_missing,
     is_pair,
     parse_list,
+    parse_nested,
     parse_time,
     to_path,
     to_text,
@@ -28,30 +29,16 @@ from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.inputs.formats import AS_GIVEN, BY_NAME, FORMATS, KINDS, WITHOUT_HEADER, Format, get_unit, to_key
 from shard_tools.inputs.item import ParquetCell
+from shard_tools.inputs.options import FOLDER, NONE, ListOptions
+from shard_tools.inputs.records import holds_segments
 from shard_tools.inputs.table_reader import NUM_SCORED, Table
 
-FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
-NONE = "none"  # --start-column none: numbers that look like times are none
+ONLY = "write a list of the videos, or of segments in seconds, with their labels (path,start,end,label)"
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
 GIVE_TIMES = "give --start-column and --end-column, or --start-column none"
-YOUTUBE_ID = re.compile(r"[\w-]{11}")
+PATTERNS = {"path": "", "youtubeid": r"[\w-]{11}", "thumos": r"video_(validation|test)_\d{7}"}  # of names of videos
+LIST = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
 MIN_FRACTIONS = 4  # in a row of a list without names: the corners of a box
-
-
-@dataclass(frozen=True)
-class ListOptions:
-    """What the user says about a list."""
-
-    root: str | None = None
-    suffix: str = ""
-    path: str | None = None
-    label: str | None = None
-    start: str | None = None
-    end: str | None = None
-    subset: str | None = None
-    is_split: bool = False  # the subset is only how the split is called: an input without subsets is taken whole
-    unlabeled: bool = False
-    has_label_map: bool = False
 
 
 @dataclass
@@ -62,12 +49,15 @@ class Columns:
     times: Times | None
     format: Format
     label: int | None = None
-    is_multiple: bool = False  # any number of labels a cell
+    separator: str | None = None  # of several labels a cell; "": lists; None: one label
     constant_label: str | None = None
     label_is_folder: bool = False
     subset: int | None = None
     sign: int | None = None  # which rows are left out
-    unused: list[int] = field(default_factory=list)
+
+    @property
+    def is_multiple(self) -> bool:
+        return self.separator is not None
 
 
 class ColumnDetector:
@@ -109,7 +99,7 @@ class ColumnDetector:
     def detect(self) -> Columns:
         """Take the columns that options name, then those that are called by the vocabulary, or by the format."""
         if self.format.error:
-            raise self.error(self.format.error, "only labels of videos and segments are read, not detections")
+            raise self.error(self.format.error, ONLY)
         columns = Columns(self._find_path(), self._resolve_times(), self.format)
         columns.label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
         label = None if columns.label_is_folder else self.resolve("label")
@@ -117,7 +107,7 @@ class ColumnDetector:
         if not self.table.columns:
             columns.format = self.format = self._find_layout(columns.path, free)
         if not (self.options.start or self.options.end):
-            columns.times = self._find_times(columns.path, free)
+            columns.times = self._find_times(columns.path, free) or self._find_pairs(free)
         columns.subset = next((n for n in free if self.roles[n] in formats.SUBSETS), None)
         columns.sign = self.roles.index("sign") if self.format.left_out else None
         free = [n for n in free if n not in (columns.subset, columns.sign, *(columns.times or ())[:2])]
@@ -126,8 +116,9 @@ class ColumnDetector:
         if label is None and not (columns.label_is_folder or self.options.unlabeled):
             label = self._find_label(free)
         if label is not None:
-            self._set_label(columns, label)
-        columns.unused = [n for n in free if n != label and self.cells(n) and not self.table.columns]
+            columns.label, columns.separator = label, self._find_separator(label, columns.path)
+        if self.options.start is None:
+            self._require_no_segments([n for n in free if n != label], columns.times)
         return columns
 
     def resolve(self, role: str) -> int | None:
@@ -172,10 +163,7 @@ class ColumnDetector:
 
     def _find_times(self, path: int, free: list[int]) -> Times | None:
         """Find a start with its end, or length, or a column of both; in seconds rather than in frames."""
-        starts, ends = (
-            {get_unit(self.roles[n]): n for n in reversed(free) if re.fullmatch(names, self.roles[n])}
-            for names in (formats.STARTS, formats.ENDS)
-        )
+        starts, ends = (self._choose_times(names, path, free) for names in (formats.STARTS, formats.ENDS))
         if both := sorted(starts.keys() & ends.keys()):
             return Times(starts[both[0]], ends[both[0]], *both[0])
         for unit, start in starts.items():
@@ -187,8 +175,33 @@ class ColumnDetector:
             return Times(start, length, *unit, is_length=True, length=self.format.seconds, first=first)
         if ends:
             raise self.error("there is an end without a start", GIVE_TIMES)
+        return None
+
+    def _choose_times(self, names: str, path: int, free: list[int]) -> dict[tuple[float, bool], int]:
+        """Return the column of each unit. Of video_start and clip_start, times of video_id are the former."""
+        found: dict[tuple[float, bool], list[int]] = {}
+        for n in free:
+            if re.fullmatch(names, self.roles[n]):
+                found.setdefault(get_unit(self.roles[n]), []).append(n)
+        for unit, columns in found.items():
+            of_path = [n for n in columns if self.roles[n][:4] == self.roles[path][:4]]
+            found[unit] = columns = of_path or columns
+            if len(columns) > 1:
+                raise self.error(f"{self.list_names(columns)} may each be the start or the end", GIVE_TIMES)
+        return {unit: columns[0] for unit, columns in found.items()}
+
+    def _find_pairs(self, free: list[int]) -> Times | None:
         pairs = [n for n in free if self.roles[n] in formats.PAIRS and self.cells(n)]
         return next((Times(n, n) for n in pairs if all(map(is_pair, self.cells(n)))), None)
+
+    def _require_no_segments(self, free: list[int], times: Times | None) -> None:
+        """Raise InputError where a video would be stored as a whole, and a cell of its row has its segments."""
+        for n in free:
+            name = "" if times else self.roles[n]
+            if any(holds_segments(name, cell) for cell in self.cells(n)):
+                what = f"{self.names[n]} holds segments in a form that is not known"
+                fix = "write a row for each, with its start and end, or give --start-column none to take whole videos"
+                raise self.error(what, fix)
 
     def _find_label(self, free: list[int]) -> int | None:
         named = [n for n in free if self.roles[n] in formats.LABELS and self.cells(n)]
@@ -209,20 +222,28 @@ class ColumnDetector:
         repeats = len(set(texts)) < len(texts) or len(texts) < 10
         return is_scalar and repeats and (self.is_whole(column) or not self.is_number(column))
 
-    def _set_label(self, columns: Columns, column: int) -> None:
-        """Take a column of labels: of several a cell if there are lists, or separators and it is called labels."""
-        cells, texts = self.cells(column), self.texts(column)
-        if any(isinstance(cell, dict) for cell in cells):
-            raise self.error(f"{self.names[column]} holds objects, not labels", GIVE_LABEL)
+    def _find_separator(self, column: int, path: int) -> str | None:
+        """Return what stands between the labels of a cell: "" if they are lists, None if there is one label."""
+        name, cells, texts = self.names[column], self.cells(column), self.texts(column)
+        if any(isinstance(parse_nested(cell), dict) for cell in cells):
+            raise self.error(f"{name} holds objects, not labels", GIVE_LABEL)
         if self.options.label is None and self.is_number(column) and not self.is_whole(column):
-            raise self.error(f"{self.names[column]} holds fractions, not classes", GIVE_LABEL)
-        has_numbers = all(map(NUMBERS.fullmatch, texts)) and any(" " in text for text in texts)  # mmaction2's
-        if has_numbers and self._list_frame_folders(columns.path):
-            raise self.error("its folders have several labels behind the number of frames", "give CSV or JSON")
-        lists = [parse_list(cell) is not None for cell in cells]
-        has_lists = any(lists) if self.table.columns else all(lists) or has_numbers
-        marked = any(TIMED.match(text) or re.search("[|;,]", text) for text in texts)
-        columns.label, columns.is_multiple = column, has_lists or (self.roles[column] in formats.MULTIPLE and marked)
+            raise self.error(f"{name} holds fractions, not classes", GIVE_LABEL)
+        lists = [parse_list(cell) for cell in cells]
+        if any(found is None and LIST.fullmatch(text) for found, text in zip(lists, texts, strict=True)):
+            raise self.error(f"{name} holds lists that cannot be read", "write them as [0, 2]")
+        if found := [labels for labels in lists if labels is not None]:
+            are_flags = all(len(labels) == len(found[0]) and all(flag in (0, 1) for flag in labels) for labels in found)
+            if are_flags and any(labels.count(labels[0]) > 1 for labels in found if labels):
+                raise self.error(f"{name} holds a 0 or a 1 per class", "write the numbers of the classes: [0, 2]")
+            return ""
+        separator = find_separator(texts, self.roles[column] in formats.MULTIPLE)
+        if separator == " " and not self.table.columns:  # mmaction2's
+            if self._list_frame_folders(path):
+                raise self.error("its folders have several labels behind the number of frames", "give CSV or JSON")
+            if self.options.label is None and all(map(are_starts_and_ends, texts)):
+                raise self.error(f"{name} may be starts and ends of segments", f"write a row for each, or {GIVE_LABEL}")
+        return separator
 
     def _find_layout(self, path: int, free: list[int]) -> Format:
         """Find the format of a list without a header by what its columns hold, which then are called by their roles."""
@@ -243,8 +264,11 @@ class ColumnDetector:
 
     def matches_kind(self, kind: str, column: int, path: int) -> bool:
         """Whether a column of a list without a header may be what a format says of it."""
-        if kind in ("path", "youtubeid"):
-            return column == path and (kind == "path" or all(map(YOUTUBE_ID.fullmatch, self.texts(column) or [""])))
+        if kind in PATTERNS:
+            pattern = PATTERNS[kind]
+            return column == path and all(re.fullmatch(pattern, text) for text in self.texts(column) if pattern)
+        if kind == "time":
+            return self.is_number(column)
         if kind in ("label", "name") or not self.is_whole(column):
             return kind == "label" or (kind == "name" and not self.is_number(column))
         if kind in KINDS:
@@ -263,8 +287,7 @@ class ColumnDetector:
     def _explain_unclear(self, columns: list[int]) -> NoReturn:
         numbers = [n for n in columns if self.is_number(n)]
         if len(columns) == len(numbers) and sum(not self.is_whole(n) for n in numbers) >= MIN_FRACTIONS:
-            fix = "only labels of videos and segments are read"
-            raise self.error("it names boxes of persons at moments, as AVA's lists do", fix)
+            raise self.error("it names boxes of persons at moments, as AVA's lists do", ONLY)
         for first, second in pairwise(numbers):
             rows = [row for row in self.sample if len(row) > second]
             times = [(parse_time(row[first]) or 0, parse_time(row[second]) or 0) for row in rows]

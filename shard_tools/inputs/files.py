@@ -1,6 +1,7 @@
 """Find the file that a list means: lists omit extensions and folders, and write names as another system did."""
 
 import os
+import re
 import stat
 import unicodedata
 from collections import Counter
@@ -8,12 +9,15 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from pipeline.reading.storage import is_remote
 from shard_tools.inputs import folders
 from shard_tools.inputs.cells import to_text
 from shard_tools.inputs.folders import has_video_extension, is_frame_folder
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("mp4", "webm", "mkv", "avi", "mov")
+# yt-dlp names a download "title [id].mp4", and youtube-dl "title-id.mp4".
+DOWNLOAD = re.compile(r".*(?:\[([^\[\]]+)\]|-([\w-]{11}))\.\w+", re.DOTALL)
 MAX_NAMED = 3  # files of one name in a sentence
 MAX_HELD = 2**21  # names of files in memory, about 100 bytes each
 MAX_ASKED = 8  # questions about the files of a folder, after which it is listed
@@ -28,6 +32,7 @@ class Finder:
     def __init__(self, root: Path, suffix: str = "") -> None:
         self.root, self.suffix = root, suffix
         self.absolute = str(root.absolute())
+        self.finds_urls = True  # by their last part: they were downloaded
         self.frame_folders: set[str] = set()  # among the paths that were found
         self._extensions = list(OMITTED_EXTENSIONS)
         self._index: TempTable | None = None
@@ -40,6 +45,8 @@ class Finder:
         end = name.rfind("/") + 1
         if (listing := self._listings.get(name[:end])) and listing.get(name[end:]):  # most names
             return name
+        if self.finds_urls and is_remote(name):
+            name = name.partition("?")[0].rpartition("/")[2]
         if (found := self._look_at(name)) is not None:
             return found
         if not has_video_extension(name):
@@ -120,7 +127,10 @@ class Finder:
             relative = os.path.relpath(folder, self.root)
             prefix = "" if relative == "." else f"{relative}/"
             videos = [name for name in files if folders.is_named_video(name)]
-            yield from ((_normalize(name)[-1], prefix + name) for name in videos)
+            for name in videos:
+                yield _normalize(name)[-1], prefix + name
+                if match := DOWNLOAD.fullmatch(name):
+                    yield f"[{match[1] or match[2]}]", prefix + name
             if not videos and prefix and is_frame_folder(folder):
                 yield _normalize(relative)[-1], relative
 
@@ -134,6 +144,8 @@ class Finder:
             length = min(len(parts := _normalize(path)), len(wanted))
             if parts[-length:] == wanted[-length:]:
                 found.append(path)
+        if not found:
+            return [path for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", f"[{name}]")]
         exact = [path for path in found if path.endswith(name)]
         return exact if len(exact) == 1 else found
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 PATHS = """
     path videopath filepath clippath fullpath relativepath relpath filename videofile file videofilename moviefile
     video clip videos framedir framesdir framefolder framepath folder directory videoname clipname vidname videoid
-    vidid clipid vid youtubeid ytid youtube uid id name key contenturl videourl url""".split()
+    videouid vidid clipid clipuid vid youtubeid ytid youtube uid id name key contenturl videourl url""".split()
 LABELS = """
     label labels labelid labelids labelname labelidx labeltext class classes classname classid classidx classindex
     classlabel category categories categoryname categoryid action actions actionclass actionlabel actionname actionid
@@ -21,12 +21,16 @@ LABELS = """
     activityname event eventlabel emotion y gt positivelabels""".split()
 MULTIPLE = set("labels labelids classes categories actions actionclasses tags targets positivelabels".split())
 SUBSETS = "split subset set partition usage splits".split()
-UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|idx|index)*"
+UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|fid|idx|index)*"
 STARTS = f"(t|time|clip|segment|seg|action|frame|video)?(start|begin|onset){UNITS}|from|fromtimestamp"
 ENDS = f"(t|time|clip|segment|seg|action|frame|video)?(end|stop|finish){UNITS}|to|totimestamp"
 NUMBERS = ("id", "idx", "index")  # at the end of names of columns that are the numbers of other labels
 LENGTHS = set("length duration cliplength segmentlength numframes nframes durationseconds".split())
-PAIRS = set("segment timestamp timestamps times interval clip".split())  # [start, end]
+PAIRS = set(
+    """
+    segment segments timestamp timestamps times ts interval intervals clip clips span spans window windows
+    moment""".split()
+)  # [start, end]
 NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
     "caption|text|desc|narrat|title|sentence|script|summary|prompt|duration|length|fps|width|height|frame|size|licen|url"
     "|link|author|date|time|source|sha|md5|hash|index|idx|participant|subject|person|user|iscc|dir|page|quality|format"
@@ -64,7 +68,10 @@ FORMATS = [
     Format("Kinetics", "label youtubeid timestart timeend split"),
     Format("HACS Clips", "classname:label youtubeid subset start end label:sign", left_out=("-1", "HACS' negatives")),
     Format("ActivityNet, Kinetics (JSON)", "id label segment subset"),
-    Format("ActivityNet Captions", "id segment sentences"),
+    Format("ActivityNet Captions, YouCook2", "id timestamps|segment sentences?"),
+    Format("Panda-70M", "videoid timestamp caption desirablefiltering"),
+    Format("Charades-STA", "id start end sentence"),
+    Format("DiDeMo", "video times numsegments", error="its times count pieces of 5 seconds"),
     Format("Something-Something V2", "id label:caption template:label", removed="[]"),
     Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
     Format("Diving48", "vidname label startframe endframe"),
@@ -74,6 +81,8 @@ FORMATS = [
 ]  # fmt: skip
 BY_NAME = Format("columns by their names", "")
 WITHOUT_HEADER = [
+    Format("THUMOS14", "thumos:path time:starttime time:endtime",
+           list_name=r"(?:.*/)?(?!Ambiguous)(.+?)_(?:val|test)\.txt"),
     Format("HMDB51", "path code:subset", list_name=r"(?:.*/)?(.+)_test_split\d\.txt",
            subsets=(("1", "train"), ("2", "test"), ("0", "neither"))),
     Format("VGGSound", "youtubeid start name:label", seconds=10),
@@ -83,6 +92,8 @@ WITHOUT_HEADER = [
     Format("folders of frames, their number, label", "path num_frames number:label"),
     Format("folders of frames, start, number", "path start:startframe frames_from_start:length", is_numbered=True),
     Format("paths", "path"),
+    Format("numbers of rows, paths", "row:index path"),
+    Format("numbers of rows, paths, labels", "row:index path label"),
     Format("paths and labels", "path label"),
     Format("labels and paths", "label path"),
 ]  # fmt: skip
@@ -92,6 +103,7 @@ KINDS = {  # what whole numbers in a column without a header must be
     "length": lambda numbers: all(number == -1 or number > 0 for number in numbers),
     "all": lambda numbers: {*numbers} == {-1},
     "start": lambda numbers: min(numbers) >= 0,
+    "row": lambda numbers: len(numbers) > 2 and numbers in ([*range(len(numbers))], [*range(1, len(numbers) + 1)]),
     "number": lambda numbers: True,
 }
 
@@ -108,6 +120,6 @@ def is_known(name: str) -> bool:
 
 def get_unit(key: str) -> tuple[float, bool]:
     """Return (seconds or frames per unit, whether it is frames) of a column of times."""
-    if "frame" in key or key.endswith(("idx", "index")):
+    if "frame" in key or key.endswith(("fid", "idx", "index")):
         return 1, True
     return (0.001 if key.endswith(("ms", "msec")) else 1), False

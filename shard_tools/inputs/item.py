@@ -74,8 +74,9 @@ class Segment(NamedTuple):
     number: int = 1  # among equal segments of a video
 
     def __str__(self) -> str:
-        """Write it as a media fragment: t=1.5,4 (seconds) or frames=10,50; t=1.5,4;2 is the second such."""
-        start, end = (f"{value!r}".removesuffix(".0") for value in self[:2])
+        """Write it as a media fragment: t=1.5,4 (seconds, to the microsecond: it is a part of file names) or
+        frames=10,50; t=1.5,4;2 is the second such."""
+        start, end = (f"{round(value, 6)!r}".removesuffix(".0") for value in self[:2])
         return f"{'frames' if self.in_frames else 't'}={start},{end}" + f";{self.number}" * (self.number > 1)
 
     @classmethod

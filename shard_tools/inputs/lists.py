@@ -17,10 +17,11 @@ from shard_tools.encoding.source import open_source
 from shard_tools.inputs import cells
 from shard_tools.inputs.cells import Row, get_cell, read_segment, to_text
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import ColumnDetector, ListOptions
+from shard_tools.inputs.columns import ColumnDetector
 from shard_tools.inputs.files import Finder
-from shard_tools.inputs.folders import GROUPS
+from shard_tools.inputs.folders import GROUPS, KINDS, classify_name, has_video_extension
 from shard_tools.inputs.item import Item, ParquetCell, Segment
+from shard_tools.inputs.options import ListOptions
 from shard_tools.inputs.table_reader import Table, read_table
 
 FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
@@ -43,16 +44,18 @@ class ListReader:
         self.sample = self.table.sample()
         if not self.sample:
             raise InputError(f"{where} has no rows but its header")
-        self.columns = ColumnDetector(self.table, self.sample, options, self.finder).detect()
-        self.names = self.table.columns or []
+        detector = ColumnDetector(self.table, self.sample, options, self.finder)
+        self.columns, self.names = detector.detect(), detector.names
         self.subset = options.subset
         if options.is_split and self.subset not in {self._read_subset(row) for row in self.sample}:
             self.subset = None  # it is only what the split is called
         self.labels: Counter[tuple[str, ...] | None] = Counter()
         self.subsets: Counter[str] = Counter()
-        self.num_rows = self.num_left_out = self.num_trimmed = 0
+        self.num_rows = self.num_left_out = self.num_trimmed = self.num_downloaded = 0
         self.parse_labels = lru_cache(maxsize=MAX_KINDS)(cells.read_labels)  # 10 million rows have some hundred labels
         self.are_trimmed = self._are_trimmed()
+        urls = {name for row in self.sample if is_remote(name := self._read_name(row))}
+        self.finder.finds_urls = len({url.rpartition("/")[2] for url in urls}) == len(urls)
 
     def _find_root(self, path: Path, roots: list[Path]) -> tuple[Finder, Table]:
         """Return a finder below the first root where most of the sampled rows are files; index it if need be."""
@@ -86,9 +89,9 @@ class ListReader:
 
     def read(self) -> Iterator[Item]:
         """Yield an item a row. Raise InputError where rows together show that the columns are not what they seem."""
-        columns, width, left_out = self.columns, len(self.names), self.columns.format.left_out
+        columns, width, left_out = self.columns, len(self.table.columns or ()), self.columns.format.left_out
         used = {columns.path, columns.label, *(columns.times or ())[:2]}
-        kept = [n for n in range(width) if n not in used and self.names[n]]
+        kept = [n for n, name in enumerate(self.names) if n not in used and name]
         for number, row in enumerate(self.table.read_rows(), 1):
             self.num_rows = number
             if width and len(row) > width:
@@ -134,15 +137,16 @@ class ListReader:
         if segment and (found := self._find_trimmed(name, row, segment)):
             segment = None
             self.num_trimmed += 1
-        elif is_remote(name):
+        elif (found := finder.find(name)) is None and is_remote(name):
             if not name.isascii() and cells.HALF_A_PAIR.search(name):
                 problem = "no file can have its name"
             return Item(name, name, labels, 0, problem, segment, fields)
-        else:
-            found = finder.find(name)
+        self.num_downloaded += is_remote(name) and found is not None
         source, location = finder.locate(name if found is None else found)
         if found is None:
             return Item(source, location, labels, 0, finder.explain(name), None, fields)
+        if not has_video_extension(found) and (kind := classify_name(found.rpartition("/")[2])) in KINDS:
+            problem = problem or f"by its name it is one of the {kind}"
         if columns.label_is_folder:
             labels = (source.split("/")[-2],) if "/" in source else None
         return Item(source, location, labels, 0, problem, segment, fields)
@@ -154,7 +158,7 @@ class ListReader:
         cell = get_cell(row, columns.label)
         if cell is None:
             return None
-        labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.is_multiple)
+        labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.separator)
         if labels and (removed := columns.format.removed):
             labels = tuple(re.sub(f"[{re.escape(removed)}]", "", label) for label in labels)
         self.labels[labels] += 1
@@ -188,7 +192,7 @@ class ListReader:
         counts = Counter({labels[0]: count for labels, count in self.labels.items() if labels})
         if self.options.label is not None or self.columns.is_multiple or not counts or self.columns.label is None:
             return
-        where = f"{self.where}: {self.names[self.columns.label] if self.names else f'column {self.columns.label + 1}'}"
+        where = f"{self.where}: {self.names[self.columns.label]}"
         total, words = counts.total(), sum(len(label.split()) for label in counts) / len(counts)
         few = total >= FEW_CAPTIONS and len(counts) == total and words >= CAPTION_WORDS + 2
         if few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS):
@@ -205,8 +209,7 @@ class ListReader:
     def describe(self) -> str:
         """Say in a sentence how the list was read, and as which format."""
         columns, times = self.columns, self.columns.times
-        names = self.names or [f"column {n}" for n in range(1, max(map(len, self.sample)) + 1)]
-        names = [printable(name) for name in names]
+        names = [printable(name) for name in self.names]
         label = "no label" if columns.label is None else f"label{'s' * columns.is_multiple} = {names[columns.label]}"
         if columns.constant_label is not None:
             label = f"label = {printable(columns.constant_label)}, as the list is called"
@@ -217,11 +220,11 @@ class ListReader:
             parts.append(f"segments = {names[times.start]}{end if times.start != times.end else ''} ({unit})")
         if self.subsets:
             parts.append(f"subsets: {_format_counts(self.subsets)}; taken: {self.subset or 'all'}")
-        if columns.unused:
-            parts.append(f"not used: {', '.join(names[n] for n in columns.unused)}")
         if self.num_trimmed:
             why = " (none is longer than its segment)" * self.are_trimmed
             parts.append(f"{self.num_trimmed} files are segments already{why}")
+        if self.num_downloaded:
+            parts.append(f"{self.num_downloaded} URLs are files here")
         if columns.format.left_out:
             parts.append(f"{self.num_left_out} rows of {columns.format.left_out[1]} left out")
         parts.append(f"format: {columns.format.name}; below {self.finder.root}")

@@ -1,13 +1,15 @@
 """All that an input asks for, in a table on disk: there may be more of them than memory should hold."""
 
-import hashlib
 import json
 import os
+import re
 import stat
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
+from shard_tools.splits import GroupOf, choose_held_out
 from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes, or files, in a sentence
@@ -41,8 +44,8 @@ class Inputs:
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
         self.notes: list[str] = []  # how each list was read
-        self.num_repeated = 0  # rows that say nothing new
-        self._first_labels: dict[str, str | None] = {}  # of the first MAX_HELD whole videos
+        self.num_repeated = self.num_merged = 0  # rows that say nothing new, or only other fields
+        self._first_said: dict[str, int] = {}  # a hash of what is said of the first MAX_HELD whole videos
         self._hashes = array("q")  # of names: where all differ, no row repeats another
 
     def add(self, items: Iterable[Item]) -> None:
@@ -50,7 +53,7 @@ class Inputs:
 
     def _list_rows(self, items: Iterable[Item]) -> Iterator[tuple[Any, ...]]:
         """Yield what is stored of items, but not of those that say what the first one of their video said."""
-        firsts, add_hash = self._first_labels, self._hashes.append
+        firsts, add_hash = self._first_said, self._hashes.append
         for source, location, labels, size, problem, segment, fields in items:
             names = None if labels is None else _dump_labels(labels)
             text = ""
@@ -58,13 +61,12 @@ class Inputs:
                 text = str(segment)
                 problem = problem or segment.problem
             elif source in firsts:
-                if firsts[source] == names:
+                if firsts[source] == hash((names, fields)):
                     self.num_repeated += 1
                     continue
             elif len(firsts) < MAX_HELD:
-                firsts[source] = names
-            if problem is None and len(fields) > MAX_FIELDS:
-                problem = f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}"
+                firsts[source] = hash((names, fields))
+            problem = problem or explain_long(fields)
             add_hash(hash((source, text) if text else source))
             place = location if isinstance(location, str) else json.dumps(location)  # no path or URL starts with [
             yield source, place, names, size if size < MAX_SIZE else MAX_SIZE, problem, text, fields
@@ -88,14 +90,15 @@ class Inputs:
             skipped.add(kind, source)
         self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
-    def deduplicate(self, unlabeled: bool) -> None:
+    def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         hashes = np.sort(np.frombuffer(self._hashes, np.int64))
         if (hashes[1:] == hashes[:-1]).any():
             self._remove_repeated()
-        self._first_labels, self._hashes = {}, array("q")
+        self._first_said, self._hashes = {}, array("q")
         if unlabeled:
-            self._table.run("UPDATE items SET labels = NULL")
+            labels = None if constant_label is None else _dump_labels((constant_label,))
+            self._table.run("UPDATE items SET labels = ?", labels)
         elif self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
             self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
@@ -114,11 +117,20 @@ class Inputs:
             ((other,),) = table.run(other_labels, source, label)
             problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
             table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
+        several_fields = f"""SELECT source, min(rowid) FROM items WHERE segment = '' AND source IN ({whole})
+            GROUP BY source HAVING count(DISTINCT fields) > 1"""
+        all_fields = "SELECT fields FROM items WHERE source = ? AND segment = '' GROUP BY fields ORDER BY min(rowid)"
+        for source, first in list(table.run(several_fields)):
+            texts = [text for (text,) in table.run(all_fields, source)]
+            self.num_merged += len(texts) - 1
+            fields = merge_fields(texts)
+            update = "UPDATE items SET fields = ?, problem = coalesce(problem, ?) WHERE rowid = ?"
+            table.run(update, fields, explain_long(fields), first)
         table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
         table.run(f"""DELETE FROM items WHERE segment = '' AND source IN ({whole})
             AND rowid NOT IN (SELECT first FROM repeated)""")
         ((num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = ''")
-        self.num_repeated += num_repeated
+        self.num_repeated += num_repeated - self.num_merged
         table.run("""UPDATE items SET segment = segment || ';' || number FROM (
             SELECT rowid AS id,
                 row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
@@ -139,17 +151,35 @@ class Inputs:
                     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
                     self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
 
-    def hold_out(self, share: float, keep: bool) -> None:
-        """Keep the files that are held out, or drop them: those whose name has a hash in the first `share` of all, but
-        at least one. Whatever is added, they stay on their side."""
-        hashes = {
-            source: hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest() for source in self._list_sources()
-        }
+    def hold_out(self, share: float, keep: bool, group_of: GroupOf | None, known: Mapping[str, bool]) -> None:
+        """Keep the files that are held out, or drop them, by whole groups, by default files. Those of `known` sides
+        stay there, and their groups with them."""
+        groups: dict[str, Counter[str]] = {}
+        group_by_source: dict[str, str] = {}
+        sides: dict[str, bool] = {}
+        for source, labels, fields in self._table.run(
+            "SELECT source, labels, fields FROM items ORDER BY source, rowid"
+        ):
+            group = group_of(source, json.loads(fields or "{}")) if group_of else source
+            if group_by_source.setdefault(source, group) != group:
+                raise InputError(
+                    f"{source} is of the groups {group_by_source[source]} and {group}: a file has only one"
+                )
+            groups.setdefault(group, Counter()).update(json.loads(labels) if labels else [""])
+            if source in known and sides.setdefault(group, known[source]) != known[source]:
+                raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
+        held_out = choose_held_out(groups, share, sides)
         self._index()
-        limit = max(int(share * 2**64).to_bytes(8), min(hashes.values()))
-        for source, found in hashes.items():
-            if (found <= limit) != keep:
+        for source, group in group_by_source.items():
+            if (group in held_out) != keep:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
+        if keep:
+            kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
+            missing = set().union(*groups.values()) - set().union(*(groups[group] for group in held_out))
+            self.notes.append(
+                f"held out: {len(held_out)} of {len(groups)} {kind}"
+                + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
+            )
 
     def list_shared(self, other: "Inputs") -> list[str]:
         """List the files that `other` has too."""
@@ -194,6 +224,15 @@ class Inputs:
     def labels(self) -> set[str]:
         return set().union(*self._label_sets())
 
+    def require_distinct_labels(self) -> None:
+        """Raise InputError if two labels differ in case or leading zeros only."""
+        seen: dict[str, str] = {}
+        for label in sorted(self.labels()):
+            other = seen.setdefault(normalize_label(label), label)
+            if other != label:
+                what = f"the labels {printable(other)} and {printable(label)} differ in case, spaces or zeros alone"
+                raise InputError(f"{what}: write them alike, or give --label-map, or --unlabeled")
+
     def _label_sets(self) -> Iterator[list[str]]:
         rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL")
         return (json.loads(labels) for (labels,) in rows)
@@ -228,6 +267,7 @@ class Inputs:
             f"{len(labels)} classes ({', '.join(map(printable, some))})" if labels else "no labels",
             f"{unlabeled} without a label" if labels and unlabeled else "",
             f"{total - files} rows share a video" if segments else "",
+            f"{self.num_merged} rows say more of a video, whose fields are lists" if self.num_merged else "",
             f"{self.num_repeated} rows repeat another and are left out" if self.num_repeated else "",
             f"{total - usable} that cannot be used",
         ]
@@ -247,7 +287,8 @@ class Inputs:
         names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
         share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
         share = f"none of {total} videos can be used" if bad == total else share
-        raise InputError(f"{share}: {said} (in {where}: {names}); nothing was written")
+        fix = "; give --root or --suffix if that is what names lack" if "no such file" in said else ""
+        raise InputError(f"{share}: {said} (in {where}: {names}); nothing was written{fix}")
 
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
@@ -287,6 +328,25 @@ def _to_item(row: list[Any]) -> Item:
     names = None if labels is None else tuple(json.loads(labels))
     part = Segment.parse(segment) if segment else None
     return Item(source, _parse_location(location), names, size, problem, part, fields)
+
+
+def normalize_label(label: str) -> str:
+    if label.isdecimal():
+        return label.lstrip("0") or "0"
+    return re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label  # letters may be classes
+
+
+def explain_long(fields: str) -> str | None:
+    too_many = len(fields) > MAX_FIELDS
+    return f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}" if too_many else None
+
+
+def merge_fields(texts: list[str]) -> str:
+    """Return what several rows say of a video: fields that differ become lists with an entry a row."""
+    rows = [json.loads(text or "{}") for text in texts]
+    merged = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    merged = {name: cells if any(cell != cells[0] for cell in cells) else cells[0] for name, cells in merged.items()}
+    return json.dumps(merged, ensure_ascii=False)
 
 
 @lru_cache(maxsize=2**16)

@@ -6,6 +6,7 @@ there. So the ways to split a line are tried here, and the one under which most 
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,8 +19,9 @@ from common.errors import InputError
 from pipeline.reading.storage import is_remote
 from shard_tools.inputs.cells import WHOLE, Row, to_path
 from shard_tools.inputs.folders import has_video_extension
-from shard_tools.inputs.formats import is_known, to_key
+from shard_tools.inputs.formats import is_known
 from shard_tools.inputs.item import ParquetCell, import_pyarrow
+from shard_tools.inputs.records import list_records, unfold
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 NUM_BYTES = 2**20  # at the beginning, which show the encoding
@@ -27,18 +29,24 @@ SAMPLE_ROWS = 1000
 NUM_SCORED = 24  # rows of the sample whose files are looked for
 MAX_WORDS = 9  # of a line that is split at spaces
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
+HASHES, HASHES_COLUMNS = "##", ["id", "start", "end", "sentence"]  # of Charades-STA: AO8RW 0.0 6.9##a person runs.
 # Ways to split lines: all of csv at a separator; at no space, at the last spaces, at the first one (-1).
-SPLITTERS = [*((separator, -1) for separator in SEPARATORS), *((" ", number) for number in (*range(MAX_WORDS), -1))]
+SPLITTERS = [
+    (HASHES, len(HASHES_COLUMNS) - 1), *((separator, -1) for separator in SEPARATORS),
+    *((" ", number) for number in (*range(MAX_WORDS), -1)),
+]  # fmt: skip
 COMPRESSED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
 }  # fmt: skip
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
+ENCODINGS = {  # by the first bytes, and by those of a first letter or bracket
+    b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16",
+    rb"[ -~]\0\0\0": "utf-32-le", rb"\0\0\0[ -~]": "utf-32-be",
+    rb"[ -~]\0[^\0]": "utf-16-le", rb"\0[ -~]\0": "utf-16-be",
+}  # fmt: skip
 PARQUET = b"PAR1"
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 NO_VIDEO = ("Image", "Audio")  # what else Hugging Face keeps as {bytes, path}
-WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}  # beside or around a list of objects
-ONE_VIDEO = {"path", "filename", "video", "videopath", "videoid", "id"}  # in an object that is no object by id
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
 IsFile = Callable[[str], bool]  # whether a cell names a video that is there
 
@@ -74,7 +82,7 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
     with path.open("rb") as file:
         head = file.read(NUM_BYTES)
     if head.startswith(PARQUET):
-        return _score_paths(_read_parquet(path, where), is_file)
+        return _score_paths(_unfold_rows(_read_parquet(path, where)), is_file)
     encoding, name = _detect_encoding(head, where)
     read_lines = partial(_read_lines, path, encoding, where)
     first = next((line.strip() for line in read_lines() if line.strip()), None)
@@ -83,7 +91,24 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
     if first[0] == "<":
         raise InputError(f"{where} is XML or HTML: {FORMS}")
     table = _read_json(path, where, read_lines) if first[0] in "[{" else None
-    return _score_paths(table, is_file) if table else _read_text(read_lines, where, name, is_file)
+    if not table:
+        text = _read_text(read_lines, where, name, is_file)
+        if (table := _unfold_rows(text)) is text:
+            return text
+    return _score_paths(table, is_file)
+
+
+def _unfold_rows(table: Table) -> Table:
+    """Return a table with a row a segment, if the cells of its rows hold several."""
+
+    def read_records() -> Iterator[Any]:
+        return (dict(zip(table.columns or (), row, strict=False)) for row in table.read_rows())
+
+    if not any(next(unfold(record)) is not record for record in islice(read_records(), SAMPLE_ROWS)):
+        return table
+    return _make_table(table.where, table.form, lambda: chain.from_iterable(map(unfold, read_records())))._replace(
+        holds_videos=table.holds_videos
+    )
 
 
 def _score_paths(table: Table, is_file: IsFile) -> Table:
@@ -126,8 +151,9 @@ def score_split(rows: Sequence[Row], is_file: IsFile) -> SplitScore:
 
 def _detect_encoding(head: bytes, where: str) -> tuple[str, str]:
     """Return Python's name of the encoding, and that for people."""
-    if head.startswith(UTF16):
-        return "utf-16", "UTF-16"
+    for start, encoding in ENCODINGS.items():
+        if re.match(start, head):
+            return encoding, encoding.upper()
     if sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1:
         raise InputError(f"{where} is binary: {FORMS}")
     try:
@@ -153,6 +179,11 @@ def _split_at(separator: str, num_splits: int, lines: Iterable[str], where: str)
         for line in filter(None, map(str.strip, lines)):
             cells = line.split(None, 1) if num_splits < 0 else line.rsplit(None, num_splits)
             yield [cell.strip('"') for cell in cells] if '"' in line and num_splits >= 0 else cells
+        return
+    if separator == HASHES:
+        for line in filter(None, map(str.strip, lines)):
+            head, _, sentence = line.partition(HASHES)
+            yield [*head.split(), sentence] if HASHES in line else [line]
         return
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
@@ -193,8 +224,10 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
     def read_rows() -> Iterator[list[str]]:
         return _split_at(separator, num_splits, islice(read_lines(), num_skipped, None), where)
 
-    kind = SEPARATORS.get(separator, "spaces" if num_splits else "one path a line")
+    kind = {**SEPARATORS, HASHES: HASHES}.get(separator, "spaces" if num_splits else "one path a line")
     form = ", ".join([encoding, kind, "header" if score.has_header else "no header"])
+    if separator == HASHES:
+        return Table(where, form, HASHES_COLUMNS, read_rows, score)
     columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
     unnamed = columns[1:] if columns[:1] == [""] else columns
     if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
@@ -213,15 +246,16 @@ def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]]) 
         form = "JSON lines" if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:] else form
     try:
         if form == "JSON":
-            records = list(_list_records(json.loads("".join(read_lines())), where))
+            records = list(list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
         if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
 
-    def read_records() -> Iterator[Any]:
-        return iter(records) if records is not None else _parse_lines(read_lines(), where)
+    return _make_table(where, form, lambda: iter(records) if records is not None else _parse_lines(read_lines(), where))
 
+
+def _make_table(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:
     sample = list(islice(read_records(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
     if kinds not in ({dict}, {list}, {str}):
@@ -248,55 +282,7 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
-            yield from _unfold(value)
-
-
-def _list_records(value: Any, where: str) -> Iterator[Any]:
-    """Yield one record a video, or a segment of one, of a list, of an object by id, or of what either is wrapped in."""
-    if isinstance(value, list):
-        yield from chain.from_iterable(map(_unfold, value))
-        return
-    if not isinstance(value, dict):
-        raise InputError(f"{where} is not a list of videos: it is a {type(value).__name__}")
-    if {*map(to_key, value)} & ONE_VIDEO and not any(isinstance(entry, (dict, list)) for entry in value.values()):
-        yield value
-        return
-    if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
-        value = value["database"]
-    tables = [key for key, entries in value.items() if _are_objects(entries)]
-    if tables and len(tables) < len(value) and {*value} & WRAPPERS:
-        if len(tables) > 1:
-            raise InputError(f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own")
-        yield from _list_records(value[tables[0]], where)
-        return
-    for key, entry in value.items():
-        if isinstance(entry, dict):
-            yield from _unfold({"id": key, **entry})
-        else:
-            yield from ([key, item] for item in (entry if isinstance(entry, list) else [entry]))
-
-
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-
-
-def _unfold(entry: Any) -> Iterator[Any]:
-    """Yield an object once per annotation in it, with its entries; anything else as it is."""
-    if not isinstance(entry, dict):
-        yield entry
-        return
-    name = next((name for name in ("annotations", "annotation") if entry.get(name)), "")
-    inner: Any = [entry[name]] if isinstance(entry.get(name), dict) else entry.get(name)
-    times = next((entry[name] for name in ("timestamps", "segments") if isinstance(entry.get(name), list)), None)
-    if _are_objects(inner):
-        outer = {key: value for key, value in entry.items() if key != name}
-        yield from ({**outer, **item} for item in inner)
-    elif times and all(isinstance(pair, list) and len(pair) == 2 for pair in times):  # ActivityNet Captions
-        parallel = [key for key, value in entry.items() if isinstance(value, list) and len(value) == len(times)]
-        for number, segment in enumerate(times):
-            yield {**entry, **{key: entry[key][number] for key in parallel}, "segment": segment}
-    else:
-        yield entry
+            yield from unfold(value)
 
 
 def _read_parquet(path: Path, where: str) -> Table:

@@ -8,6 +8,7 @@ member that cannot be read is an item with the reason.
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -17,34 +18,45 @@ from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.folders import FolderClasses, classify_name
+from shard_tools.inputs.folders import EACH, FolderClasses, classify_name, is_named_video
 from shard_tools.inputs.formats import LABELS, to_key
 from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
+from shard_tools.inputs.options import FOLDER, ListOptions
 from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
 
 
-def list_tars(
-    tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None = None, subset: str | None = None
-) -> Iterator[Item]:
+def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped, options: ListOptions) -> Iterator[Item]:
     """Yield the videos of the tars of a folder. In shards that make_shards.py wrote, a label is a class id.
 
-    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
+    options.label names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
     """
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if shards else []
+    # Headers are read twice only where videos lie in folders.
+    parents = chain.from_iterable(map(_list_parents, tars if any(_list_parents(tars[0])) else ()))
+    folders = FolderClasses.find(parents, options, str(tars[0] if len(tars) == 1 else folder))
+    label = options.label if options.label != FOLDER else None
     for tar in tars:
-        yield from _list_tar(tar, skipped, classes if tar in shards else None, label, subset)
+        yield from _list_tar(tar, skipped, classes if tar in shards else None, label, folders)
+
+
+def _list_parents(path: Path) -> Iterator[str]:
+    return (_clean(member.name).rpartition("/")[0] for _, member in _read_members(path) if is_named_video(member.name))
+
+
+def _clean(name: str) -> str:
+    return "/".join(part for part in name.split("/") if part != ".")
 
 
 def _list_tar(
-    path: Path, skipped: Skipped, classes: list[str] | None, label: str | None, subset: str | None
+    path: Path, skipped: Skipped, classes: list[str] | None, label: str | None, folders: FolderClasses
 ) -> Iterator[Item]:
     videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
     sidecars: dict[str, dict[str, Any]] = {}  # what is said of videos, by names without their last extension
     for archive, member in _read_members(path):
-        name = "/".join(part for part in member.name.split("/") if part != ".")
+        name = _clean(member.name)
         base = name.rpartition("/")[2]
         stem, dot, extension = name.rpartition(".")
         if member.isdir():
@@ -59,8 +71,8 @@ def _list_tar(
             videos.setdefault(name, []).append((place, _explain_unreadable(member)))
     labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
     parents = {name: name.rpartition("/")[0] for name in videos}
-    folders = FolderClasses.find(parents.values(), subset, path.name)
     has_labels = classes is not None or label is not None or any(found is not None for found in labels.values())
+    has_labels = has_labels and folders.depth != EACH
     are_classes = not has_labels and all(map(folders.name, parents.values()))
     for name, [(place, problem), *others] in videos.items():
         if folders.excludes(name):
@@ -89,7 +101,7 @@ def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] 
     usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
     values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
     value = next((value for value in values if not is_missing(value)), None)
-    return read_labels(value, is_multiple=isinstance(value, list)) if value is not None else None
+    return read_labels(value, "" if isinstance(value, list) else None) if value is not None else None
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:

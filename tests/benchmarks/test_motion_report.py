@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.motion_report import measure, measure_brightness_change, read_true_motion
+from benchmarks.motion_report import describe, measure, measure_brightness_change, read_true_motion
 from common.errors import InputError
 from figures.clips import Clip
 from model.adamae import AdaMAE
@@ -23,7 +23,7 @@ def test_true_motion_is_that_of_the_boxes(tmp_path: Path) -> None:
     (tmp_path / "a.motion.json").write_text(
         '{"width": 64, "height": 32, "moving_boxes": [[], [[16, 0, 28, 8, 2, -1]], [[16, 0, 38, 8, 2, -1]], [], []]}'
     )
-    clip = Clip("a", torch.zeros(4, 32, 32, 3, dtype=torch.uint8), tmp_path / "a.npy", [1, 2, 3, 4], [0.0] * 4)
+    clip = Clip("a", torch.zeros(4, 32, 32, 3, dtype=torch.uint8), tmp_path / "a.npy", [1, 2, 3, 4], [0.0] * 4, "")
     motion = read_true_motion(clip, CONFIG)
     assert motion.amount.tolist() == [1, 0.75, 0.375, *[0] * 29]
     assert motion.is_moving.nonzero().flatten().tolist() == [0, 1]
@@ -32,7 +32,7 @@ def test_true_motion_is_that_of_the_boxes(tmp_path: Path) -> None:
 def test_change_of_brightness_marks_a_fifth() -> None:
     frames = torch.zeros(4, 32, 32, 3, dtype=torch.uint8)
     frames[1, :8, :24] = 200
-    motion = measure_brightness_change(Clip("a", frames, Path(), [], []), CONFIG)
+    motion = measure_brightness_change(Clip("a", frames, Path(), [], [], ""), CONFIG)
     assert motion.is_moving.nonzero().flatten().tolist() == [0, 1, 2, 16, 17, 18]
 
 
@@ -43,6 +43,12 @@ def test_a_model_is_measured_on_videos_with_and_without_truth(tmp_path: Path) ->
     assert (row["num_clips"], row["motion"]) == (6, "moving objects")
     assert -1 <= row["correlation"] <= 1
     assert 0 < row["moving_fraction_visible"] < 1 > row["moving_fraction_all"] > 0
+    loss, correlation = describe(row, [])
+    assert loss.startswith(f"loss: {row['reconstruction_loss']:.3f} on 6 videos")
+    assert f"motion: {row['correlation']:.2f} (0: uniform sampler; motion by moving objects)" in correlation
+    scores = {"evaluation/knn_top1": 0.5, "evaluation/knn_videos": 9, "evaluation/majority_top1": 0.4}
+    found = describe(row, [{"step": 5, **scores, "evaluation/num_videos": 9}])
+    assert found[2] == "accuracy: k-NN 0.500 ± 0.167 (most common class 0.400), 9 videos"
     random = measure(AdaMAE(replace(CONFIG, masking="random")).eval(), tmp_path, DataConfig(frame_stride=2))
     assert random["reconstruction_loss"] > 0
     assert "correlation" not in random, "random masks have no probabilities to compare"

@@ -36,7 +36,7 @@ FAKES = {
 
 KUBERNETES, SKYPILOT = (yaml.safe_load((LAUNCH / f"{name}.yaml").read_text()) for name in ("kubernetes", "skypilot"))
 POD = KUBERNETES["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-POD_VARIABLES = {variable["name"]: variable["value"] for variable in POD["env"]}
+POD_VARIABLES = {variable["name"]: variable.get("value", "") for variable in POD["env"]}
 
 
 class Launched:
@@ -87,7 +87,7 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     by_slurm = saved_steps(run)[-1]
     assert 2 <= by_slurm < STEPS, (tmp_path / "slurm.log").read_text()
 
-    alone = {"NODES": "1", "PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "JOB_COMPLETION_INDEX": "0"}
+    alone = {"NODES": "1", "PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
     command = [part.replace("29500", str(free_port())) for part in POD["command"]]
     command += [*settings, "batch_size=4"]
     pod = Launched(command, run, tmp_path / "kubernetes.log", **{**POD_VARIABLES, **alone})
@@ -120,7 +120,13 @@ def test_kubernetes_knows_all_fields_of_the_jobs() -> None:
     [replicated] = KUBERNETES["spec"]["replicatedJobs"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, **replicated["template"]}
     kubernetes_validate.validate(job, "1.31", strict=True)
-    assert int(POD_VARIABLES["NODES"]) == job["spec"]["parallelism"] == job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == job["spec"]["completions"] == 1, "a job per node"
+    labels = {variable["name"]: variable.get("valueFrom") for variable in POD["env"]}
+    assert "replicatedjob-replicas" in labels["NODES"]["fieldRef"]["fieldPath"]
+    assert "job-index" in labels["NODE_RANK"]["fieldRef"]["fieldPath"]
+    settings = KUBERNETES["metadata"]["annotations"]
+    assert settings["adamae/image"] == POD["image"]
+    assert all(type(value) is str for value in settings.values()), "as annotations are"
     assert POD_VARIABLES["PROCESSES"] == POD["resources"]["limits"]["nvidia.com/gpu"]
     name, job_name = KUBERNETES["metadata"]["name"], replicated["name"]
     assert POD_VARIABLES["MASTER_ADDR"] == f"{name}-{job_name}-0-0.{name}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         fail_halfway()
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1}
+
+
+def test_a_write_that_fails_names_its_file(tmp_path: Path, capsys) -> None:
+    def fail() -> None:
+        with atomic_write(tmp_path / "plot.png"):
+            raise OSError(28, "No space left on device")  # as Pillow and NumPy do
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(fail)
+    said = rf"error: cannot use {tmp_path}/plot\.png: No space left on device \(\d+ MiB free\): free space and run .*\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    assert ended.value.code == 74
 
 
 def test_names_that_are_not_utf8_survive_json(tmp_path: Path) -> None:

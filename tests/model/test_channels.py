@@ -93,9 +93,10 @@ def test_figures_show_what_can_be_visible_channels(channels: int, note: str | No
     maps = reconstruct(AdaMAE(config), clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
     visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
-    frames = reconstruction.make_rows(maps)["frames"]
+    rows = reconstruction.make_rows(maps)
+    frames = rows["frames"]
     assert torch.equal(torch.from_numpy(frames.cells), visible_channels)
-    said = reconstruction.explain_figure(config)
+    said = reconstruction.explain_figure(rows.values(), config)
     assert ("channels" not in said) if note is None else (f"Of {channels} channels, the frames show {note}" in said)
 
 

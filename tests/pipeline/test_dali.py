@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from loading import CPU, check_frames, first_batches, numbers_in, plan_of
-from made_videos import LEVELS, encode, store, write_shards
+from loading import CPU, check_frames, check_replaced, first_batches, plan_of
+from made_videos import encode, store, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -189,20 +189,17 @@ def test_a_container_without_nvdec_is_explained(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_error_of_dali_is_found_and_survived(tmp_path: Path) -> None:
-    """A video that was broken before it was stored: its checksums do not help, the decoder has to say it."""
+    """A video that was broken before it was stored: its checksums do not help, the decoder has to say it. It costs the
+    clips of this video, and not those that it is joined with."""
     videos = [(f"v{i:02d}", store("vp9", 20, first=i)) for i in range(6)]
     broken = re.sub(b"mdat.{40}", b"mdat" + bytes(40), videos[3][1], flags=re.DOTALL)
     dataset = ShardDataset.open(write_shards(tmp_path / "broken", videos, broken={"v03": broken}))
     config = config_of(max_bad_fraction=0.9, prefetch=3)
-    plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
+    plan, report = plan_of(dataset, config, batch_size=8), tmp_path / "quarantine.jsonl"
     with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        batches = list(islice(loader.batches(0), 8))
+        batches = list(islice(loader.batches(0), 6))
         assert loader.counters["fallback_clips"] > 0
-    for index, batch in enumerate(batches):
-        for row, key, clip in zip(plan.batch(index), batch.keys, batch.clip, strict=True):
-            if dataset.samples[row.sample].key != "v03":
-                assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in row.frames]
-            assert key != "v03"
+    assert check_replaced(batches, plan, dataset, ["v03"]) > 0
     assert report.read_text().count("\n") == report.read_text().count('"key": "v03"') == 1
 
 

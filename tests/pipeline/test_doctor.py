@@ -114,6 +114,7 @@ def test_the_verdict(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
     assert "85 with data.dali_share=auto" in compare("cuda", 300)[0]
+    assert compare("cuda", 80, "data.dali_share=auto")[0].startswith("data-bound, stalled about 0%")
     said = "CPU cores per GPU that load as fast as a step: 5 with data.repeats=1, 4 with data.repeats=2; there are 8"
     assert said in compare("cuda", 300)[-1]
 

@@ -128,7 +128,7 @@ def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) ->
     (tmp_path / "in" / "same" / "loop").symlink_to(tmp_path / "in")
     (tmp_path / "in" / "same" / "._clip.mp4").write_bytes(b"what a Mac leaves behind")
     (tmp_path / "in" / "notes.txt").write_text("no video")
-    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--label-column", "folder")
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
     assert sorted(sample.source for sample in samples) == sorted(names)
     assert len({sample.key for sample in samples}) == len(names)
@@ -163,7 +163,7 @@ def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
 BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos https://server/out", "https://server/out is read-only"),
     ("nowhere out", "nowhere does not exist"),
-    ("pictures out", r"no video found in .*; skipped 1 without .* \(\.jpg 1\): a\.jpg"),
+    ("pictures out", r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg"),
     ("empty.csv out", "empty.csv is empty"),
     ("broken.json out", "broken.json is not a list of videos"),
     ("quote.csv out", r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed"),

@@ -94,8 +94,9 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
     assert sorted(skipped.lines()) == [
         "skipped 1 folders that were seen under another name: z",
         "skipped 1 tars, which are read only where no videos lie beside them: x.tar",
+        "skipped 1 without a video's extension (none 1): readme",
         "skipped 2 hidden: .cache/, .hidden.mp4",
-        "skipped 3 without a video's extension (.json 2, none 1): readme, run/a.json, run/b.JSON",
+        "skipped 2 tables and texts: give a list of videos itself as INPUT: run/a.json, run/b.JSON",
     ]
     skipped.write(clips / "skipped.jsonl")
     assert (
@@ -113,11 +114,15 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
     assert [(item.source, item.label, item.size) for item in items] == [
         ("a.mp4", None, 5),
         ("a::b.mp4", None, 5),
-        ("run/b.webm", "run", 5),
+        ("run/b.webm", None, 5),
     ]
-    assert [(item.problem or "")[:17] for item in items] == ["it has no label, ", "its name holds ::", ""]
+    assert [(item.problem or "")[:17] for item in items] == ["", "its name holds ::", ""]
     assert all(str(item.location).startswith("memory://") for item in items)
-    assert dict(skipped.counts) == {"hidden": 1, "without a video's extension": 1}
+    assert dict(skipped.counts) == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
+    memory.pipe("/mixed/walk/d.mp4", b"12345")
+    memory.pipe("/mixed/walk/e.mp4", b"12345")
+    labels = {item.source: item.label for item in read_inputs("memory://mixed")}
+    assert labels == {"a.mp4": None, "a::b.mp4": None, "run/b.webm": "run", "walk/d.mp4": "walk", "walk/e.mp4": "walk"}
 
 
 KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"

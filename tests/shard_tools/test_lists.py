@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from shard_tools.inputs import ListOptions, read_inputs, read_label_map
 FILES = [
     "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
     "CCCCCCCCCCC_000001.mp4", "P01/videos/P01_01.MP4", "run/vidéo.mp4", "brush_hair/#1_x.avi", "brush_hair/y_(1).avi",
-    "Archery/v_Archery_g01.avi", "Bowling/v_B.avi", "b c.mp4",
+    "Archery/v_Archery_g01.avi", "Bowling/v_B.avi", "b c.mp4", "d/T [DDDDDDDDDDd].mp4", "d/U-DDDDDDDDDDD.webm",
+    "video_test_0000001.mp4",
 ]  # fmt: skip
 FRAMES = {"20bn/7": 5, "20bn/8": 5}
 
@@ -88,7 +91,41 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("mmaction2, several labels", "a.mp4 0 3\nb.mp4 0 2 4\n", {}, [("a.mp4", ("0", "3")), ("b.mp4", ("0", "2", "4"))]),
     ("mmaction2, frames with offset", "20bn/7 2 3 127\n20bn/8 0 5 127\n", {}, [("20bn/7#frames=2,5", "127"), ("20bn/8#frames=0,5", "127")]),
     ("tildes", "path~label\na.mp4~run\nb.mp4~walk\n", {}, AB),
-    ("URLs", "https://x.org/a.mp4,run\n", {}, [("https://x.org/a.mp4", "run")]),
+    ("URLs", "https://x.org/z.mp4,run\n", {}, [("https://x.org/z.mp4", "run")]),
+    ("TGIF", "https://x.org/1/a.mp4?x\ta dog runs\n", {"unlabeled": True}, [("a.mp4", None)]),
+    ("URLs of one name", "https://x.org/1/a.mp4,run\nhttps://x.org/2/a.mp4,walk\n", {},
+     [("https://x.org/1/a.mp4", "run"), ("https://x.org/2/a.mp4", "walk")]),
+    ("yt-dlp, youtube-dl", "DDDDDDDDDDd,run\nDDDDDDDDDDD,walk\n", {}, [("d/T [DDDDDDDDDDd].mp4", "run"), ("d/U-DDDDDDDDDDD.webm", "walk")]),
+    ("THUMOS14", "video_test_0000001  1.0 3.4\n", {}, [("video_test_0000001.mp4#t=1,3.4", "Diving")]),
+    ("Charades-STA", "a 0.0 6.9##he runs.\nb 1 2##he sits, and waits.\n", {}, [("a.mp4#t=0,6.9", None), ("b.mp4#t=1,2", None)]),
+    ("YouCook2", {"database": {"a": {"duration": 9, "recipe_type": "1", "annotations": [{"segment": [1, 2], "id": 0, "sentence": "cut"}]}}},
+     {}, [("a.mp4#t=1,2", None)]),
+    ("COIN", {"database": {"a": {"class": "tea", "start": 1, "end": 9, "annotation": [{"id": "b", "segment": [2, 3], "label": "boil"}]}}},
+     {"label": "label"}, [("a.mp4#t=2,3", "boil")]),
+    ("steps", [{"video": "a.mp4", "label": "tea", "start": 1, "end": 9, "steps": [{"id": 1, "label": "boil", "start": 2, "end": 3}]}],
+     {}, [("a.mp4#t=2,3", "boil")]),
+    ("Ego4D moments", {"version": "1", "videos": [{"video_uid": "a", "clips": [{"clip_uid": "c", "video_start_sec": 5, "annotations": [
+        {"labels": [{"label": "run", "start_time": 1, "end_time": 2, "video_start_time": 6, "video_end_time": 7}]}]}]}]}, {},
+     [("a.mp4#t=6,7", "run")]),
+    ("HD-VILA", '{"video_id": "a", "clip": [{"clip_id": "x", "span": ["00:00:01.0", "00:00:02.5"]}]}\n', {}, [("a.mp4#t=1,2.5", None)]),
+    ("HowTo100M", {"a": {"start": [1, 3], "end": [2, 4], "text": ["x", "y"]}}, {}, [("a.mp4#t=1,2", None), ("a.mp4#t=3,4", None)]),
+    ("Panda-70M", "videoID,timestamp,caption,desirable_filtering\na,\"[['0:00:00.0', '0:00:03.0'], ['0:00:03', '0:00:05']]\",\"['x.', 'y.']\",\"['d', 'd']\"\n",
+     {}, [("a.mp4#t=0,3", None), ("a.mp4#t=3,5", None)]),
+    ("segments and labels in cells", 'path,segments,labels\na.mp4,"[[0, 2], [3, 5]]","[""run"", ""walk""]"\n', {},
+     [("a.mp4#t=0,2", "run"), ("a.mp4#t=3,5", "walk")]),
+    ("objects in cells", 'video,annotations\na.mp4,"[{""start"": 1, ""end"": 3, ""label"": ""run""}]"\n', {}, [("a.mp4#t=1,3", "run")]),
+    ("segments by path", {"a.mp4": [{"label": "run", "start_frame": 1, "end_frame": 30}]}, {}, [("a.mp4#frames=1,30", "run")]),
+    ("ranges", "path,segment,label\na.mp4,00:01 - 00:04,run\nb.mp4,1.5-2,walk\n", {}, [("a.mp4#t=1,4", "run"), ("b.mp4#t=1.5,2", "walk")]),
+    ("several numbers", 'path,label\na.mp4,"0,2,4"\nb.mp4,3\n', {}, [("a.mp4", ("0", "2", "4")), ("b.mp4", "3")]),
+    ("several names", "path,label\na.mp4,run;walk\nb.mp4,walk\n", {}, [("a.mp4", ("run", "walk")), ("b.mp4", "walk")]),
+    ("known names", 'path,label\na.mp4,"run, walk"\nb.mp4,walk\n42,run\n', {}, [("42.webm", "run"), ("a.mp4", ("run", "walk")), ("b.mp4", "walk")]),
+    ("names with commas", 'path,label\na.mp4,"dog, barking"\nb.mp4,walk\n', {}, [("a.mp4", "dog, barking"), ("b.mp4", "walk")]),
+    ("UTF-32", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-32"), {}, AB),
+    ("UTF-16 without a mark", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-16-le"), {}, AB),
+    ("numbers of rows", "0,a.mp4,run\n1,b.mp4,walk\n2,42,run\n", {}, [("42.webm", "run"), *AB]),
+    ("numbers of rows, paths", "1 a.mp4\n2 b.mp4\n3 42\n", {}, [("42.webm", None), ("a.mp4", None), ("b.mp4", None)]),
+    ("TVR", '{"vid_name": "a", "ts": [1.5, 4], "desc": "x"}\n', {}, [("a.mp4#t=1.5,4", None)]),
+    ("--label", "a.mp4\nb.mp4\n", {"unlabeled": True, "constant_label": "run"}, [("a.mp4", "run"), ("b.mp4", "run")]),
     ("one video", '{"file_name": "a.mp4", "label": "run"}\n', {}, [("a.mp4", "run")]),
     ("somebody's folders", "/home/x/k400/walk/c.mp4 5\n", {}, [("walk/c.mp4", "5")]),
     ("label and its id", "path,label_id,label\na.mp4,0,run\nb.mp4,1,walk\n", {}, AB),
@@ -112,7 +149,8 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
 
 @pytest.mark.parametrize(("name", "content", "choices", "expected"), HEADS, ids=[head[0] for head in HEADS])
 def test_heads_of_public_lists(folder: Path, name: str, content: Any, choices: dict[str, Any], expected: Any) -> None:
-    path = folder / ("brush_hair_test_split1.txt" if name == "HMDB51" else "list")
+    names = {"HMDB51": "brush_hair_test_split1.txt", "THUMOS14": "Diving_test.txt"}
+    path = folder / names.get(name, "list")
     assert read(path, content, **choices) == expected
 
 
@@ -136,6 +174,19 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"filename": "a.mp4", "label": {"concept": [250], "action": [180]}}], "label holds objects, not labels"),
     ('path,label\na.mp4,"run\nb.mp4,walk\n', "line 2, cannot be split at commas"),
     ("path,label\n" + "".join(f"a.mp4,a man number {n} runs\n" for n in range(30)), "look like captions, not classes"),
+    ({"a": {"E_1": {"event": 4, "segments": {"A_1": {"timestamps": [[1, 2]]}}}}}, "E_1 holds segments in a form .*--start-column none"),
+    ('path,relevant_windows,label\na.mp4,"[[0, 2], [3, 5]]",run\n', "relevant_windows holds segments"),
+    ([{"video": "a.mp4", "start": 1, "end": 9, "words": [{"start": 1, "end": 2}]}], "words holds segments"),
+    ([{"id": "a", "segments": [{"s": 1, "e": 3}]}], "segments holds segments"),
+    ([{"video": "a.mp4", "times": [[1, 1], [2, 2]], "num_segments": 6}], "its times count pieces of 5 seconds"),
+    ([{"video": "a.mp4", "start": 1, "end": 9, "clip_start": 2, "clip_end": 3}], "start, clip_start may each be the start"),
+    ({"videos": [{"id": 1}], "annotations": [{"id": 2}]}, r"holds several lists \(videos, annotations\)"),
+    ("a.mp4 16 24\nb.mp4 1 4 30 60\n", "column 2 may be starts and ends of segments"),
+    ("a.mp4 Abuse 16 24 -1 -1\nb.mp4 Normal -1 -1 -1 -1\n", "has no header, and which of column 2, .* is not clear"),
+    ('path,label\na.mp4,"[0, 1, 0]"\nb.mp4,"[1, 0, 0]"\n', "label holds a 0 or a 1 per class"),
+    ("path,label\na.mp4,[0 2]\nb.mp4,[3]\n", "label holds lists that cannot be read"),
+    ("path,label\na.mp4,Run\nb.mp4,run\n", "the labels Run and run differ in case"),
+    ("path,label\na.mp4,01\nb.mp4,02\n42,2\n", "is a number in 1 rows .* and a name in 2"),
     ("path,label\n", "has no rows but its header|is no such file"),
     ("", "is empty"),
     (b"PK\x03\x04rest", "is compressed .zip."),
@@ -222,10 +273,10 @@ SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
 FOLDERS: list[tuple[list[str], str | None, dict[str, str | None]]] = [  # files, --subset, labels
     (SPLITS, "train", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
     (SPLITS, "all", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog", "test/dog/c.mp4": "dog"}),
-    (["data/train/run/a.mp4", "data/test/walk/b.mp4", "annotations/train/x.json"], "train", {"data/train/run/a.mp4": "run"}),
-    *(([f"videos/{camera.format('top')}/a.mp4", f"videos/{camera.format('wrist')}/a.mp4", "meta/info.json"], None,
-       {f"videos/{camera.format(name)}/a.mp4": None for name in ("top", "wrist")})  # LeRobot's are no classes
-      for camera in ("observation.images.{}/chunk-000", "chunk-000/observation.images.{}")),
+    (["data/train/run/a.mp4", "data/test/run/b.mp4", "data/test/walk/b.mp4", "x/train/x.json"], "train", {"data/train/run/a.mp4": "run"}),
+    (["videos/a.mp4", "videos/b.mp4"], None, {"videos/a.mp4": None, "videos/b.mp4": None}),
+    (["a.mp4", "more/b.mp4"], None, {"a.mp4": None, "more/b.mp4": None}),
+    (["cam0/a.mp4", "cam1/a.mp4"], None, {"cam0/a.mp4": None, "cam1/a.mp4": None}),
 ]  # fmt: skip
 
 
@@ -238,6 +289,111 @@ def test_folders_are_classes_or_subsets(
     if subset == "all":
         with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
             read_inputs(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (
+            ["m1/m1.avi", "m2/m2.avi"],
+            r"each of the 2 folders in .* holds a single video \(m1, m2\): give --unlabeled, or",
+        ),
+        (
+            ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"],
+            r"not all folders in .* are classes \(full, parts\): give --unl",
+        ),
+    ],
+)
+def test_folders_that_are_hardly_classes_are_asked_about(tmp_path: Path, files: list[str], sentence: str) -> None:
+    make_folder(tmp_path, dict.fromkeys(files, ""))
+    with pytest.raises(InputError, match=sentence):
+        read_inputs(str(tmp_path))
+    assert labels_by_name(tmp_path, unlabeled=True) == labels_by_name(tmp_path, asks=False) == dict.fromkeys(files)
+    assert labels_by_name(tmp_path, label="folder") == {name: name.partition("/")[0] for name in files}
+
+
+def test_rows_of_a_video_keep_their_fields_as_lists(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
+    rows = "a.mp4,one,x\na.mp4,two,x\na.mp4,two,x\nb.mp4,three,y\n"
+    (tmp_path / "list.csv").write_text("path,caption,source\n" + rows)
+    inputs = read_inputs(str(tmp_path / "list.csv"))
+    fields = [json.loads(item.fields) for item in inputs]
+    assert fields == [{"caption": ["one", "two"], "source": "x"}, {"caption": "three", "source": "y"}]
+    assert (
+        "1 rows say more of a video, whose fields are lists, 1 rows repeat another and are left out"
+        in inputs.describe()
+    )
+    (tmp_path / "list.txt").write_text("a.mp4 some words of its own\nb.mp4 other words\n")
+    inputs = read_inputs(str(tmp_path / "list.txt"), ListOptions(unlabeled=True))
+    assert [json.loads(item.fields) for item in inputs] == [
+        {"column 2": "some words of its own"},
+        {"column 2": "other words"},
+    ]
+
+
+NO_VIDEOS = [
+    ("a.tar.gz", "archives: unpack them"),
+    ("k.tar.gz.aa", "parts of archives"),
+    ("v.part1.rar", "parts of archives"),
+    ("v.zip.001", "parts of archives"),
+    ("a.tif", "TIFF files: save"),
+    ("a.webp", "pictures: convert animated ones"),
+    ("a.nii.gz", "volumes"),
+    ("a.h5", "arrays: save the frames"),
+    ("a.mp4.part", "unfinished downloads: complete them"),
+    ("sub/a.tar", "tars, which are read only where they lie in INPUT itself"),
+    ("list.csv", "tables and texts: give a list of videos itself as INPUT"),
+]
+
+
+@pytest.mark.parametrize(("name", "advice"), NO_VIDEOS)
+def test_a_folder_without_videos_is_refused_with_what_to_do(tmp_path: Path, name: str, advice: str) -> None:
+    make_folder(tmp_path, {name: ""})
+    with pytest.raises(InputError, match=rf"no video found in .*; skipped 1 {advice}.*: {re.escape(name)}"):
+        read_inputs(str(tmp_path))
+
+
+def test_tars_are_read_beside_the_tables_of_video2dataset(tmp_path: Path, generate: Any) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with tarfile.open(tmp_path / "00000.tar", "w") as tar:
+        tar.add(generate("--num-frames", "4"), "000000000.mp4")
+    parquet.write_table(pytest.importorskip("pyarrow").table({"key": ["0", "1"]}), tmp_path / "00000.parquet")
+    assert labels_by_name(tmp_path) == {"00000.tar/000000000.mp4": None}
+
+
+def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
+    """Version 3 has several in a file, version 2 a file each."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    info = {
+        "codebase_version": "v3.0",
+        "chunks_size": 1000,
+        "features": {"top": {"dtype": "video"}, "state": {"dtype": "int64"}},
+    }
+    info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    video = "videos/top/chunk-000/file-001.mp4"
+    make_folder(tmp_path / "3", {"meta/info.json": json.dumps(info), video: "", "meta/episodes/chunk-000/x": ""})
+    times = {"from_timestamp": [0.0, 3.0], "to_timestamp": [3.0, 5.0], "chunk_index": [0, 0], "file_index": [1, 1]}
+    columns = {f"videos/top/{name}": values for name, values in times.items()}
+    columns |= {"episode_index": [0, 1], "tasks": [["pick"], ["drop", "put"]], "length": [30, 20]}
+    table = tmp_path / "3/meta/episodes/chunk-000/file-000.parquet"
+    parquet.write_table(pyarrow.table(columns), table)
+    assert {item.name: json.loads(item.fields) for item in read_inputs(str(tmp_path / "3"))} == {
+        f"{video}#t=0,3": {"episode": 0, "camera": "top", "tasks": ["pick"], "length": 30},
+        f"{video}#t=3,5": {"episode": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20},
+    }
+    with pytest.raises(InputError, match=r"is a table of a data set of LeRobot: give the folder .*/3 as INPUT"):
+        read_inputs(str(table))
+    info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    episode = '{"episode_index": 1001, "tasks": ["pick"], "length": 9}\n'
+    video = "videos/chunk-001/top/episode_001001.mp4"
+    make_folder(tmp_path / "2", {"meta/info.json": json.dumps(info), "meta/episodes.jsonl": episode, video: ""})
+    assert [item.name for item in read_inputs(str(tmp_path / "2"))] == [video]
+    assert len(read_inputs(str(tmp_path))) == 3, "a folder of data sets"
+    (tmp_path / "2/meta/episodes.jsonl").unlink()
+    with pytest.raises(
+        InputError, match=r"its tables in meta/ cannot be read .*: give the folder videos/ in it, with --unl"
+    ):
+        read_inputs(str(tmp_path / "2"))
 
 
 def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def write_frames(folder: Path, video: Path, pattern: str, count: int = 12, first
 def test_folders_of_frames_are_videos(video: Path, tmp_path: Path, pattern: str) -> None:
     for name in ("run/one", "walk/100%d"):
         write_frames(tmp_path / "in" / name, video, pattern)
-    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12") == 0
+    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label-column", "folder") == 0
     found = {
         sample.source: (sample.labels, sample.fps, sample.num_frames) for _, sample in all_samples(tmp_path / "out")
     }

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,11 @@ def make_batch(first: int = 0) -> Batch:
     return Batch(clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4)))
 
 
+EVALUATED = tuple(f"evaluation/{name}" for name in ("top1", "nll", "pixel_top1", "majority_top1"))
+
+
 def read_metrics(config: TrainConfig) -> list[tuple[int, str, float]]:
-    names, rows = ("loss", "accuracy", "lr", "evaluation/top1", "evaluation/nll"), read_rows(Path(config.run))
+    names, rows = ("loss", "accuracy", "lr", *EVALUATED), read_rows(Path(config.run))
     return sorted((row["step"], name, row[name]) for row in rows for name in names if name in row)
 
 
@@ -69,7 +73,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
     run = Path(made.run)
     whole = [load_weights(run, name=name) for name in ("model", "average")]
     metrics = read_metrics(made)
-    assert [step for step, name, _ in metrics if name == "evaluation/top1"] == [3, 6]
+    assert [(step, name) for step, name, _ in metrics if name in EVALUATED] == list(product((3, 6), sorted(EVALUATED)))
     for stopped_at in (6, 3):
         train(made)
         assert read_metrics(made) == metrics, "done twice"

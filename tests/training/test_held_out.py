@@ -11,7 +11,15 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import HeldOut, find_allowed_neighbors, knn_top1, majority_top1, rankme
+from training.evaluation import (
+    HeldOut,
+    find_allowed_neighbors,
+    knn_top1,
+    majority_top1,
+    make_thumbnails,
+    pixel_top1,
+    rankme,
+)
 
 ALONE = Distributed("cpu")
 SMALL = [*TINY, "model.encoder_depth=1", "model.decoder_depth=1", "steps=2"]
@@ -33,6 +41,19 @@ def test_neighbors_of_the_reference_set_vote_where_allowed():
     nobody = torch.tensor([[True] * 6, [False] * 6])
     assert knn_top1(queries, own_labels, reference, labels, nobody) == 1.0, "who has no neighbor is not counted"
     assert majority_top1(torch.tensor([0, 1, 1, 2])) == 0.5
+
+
+def test_the_baseline_takes_the_class_of_the_nearest_mean_gray_thumbnail():
+    """Bright and dark clips, whose colors, noise and order of frames say nothing."""
+    clips = torch.randint(0, 100, (4, 3, 32, 48, 3), dtype=torch.uint8)
+    clips[1::2, :, :, :24] += 100
+    thumbnails = make_thumbnails(clips)
+    assert thumbnails.shape == (4, 256)
+    torch.testing.assert_close(thumbnails.mean(dim=1), clips.float().mean(dim=(1, 2, 3, 4)))
+    assert torch.equal(thumbnails, make_thumbnails(clips.flip(1, 4)).clone())
+    labels, allowed = torch.tensor([0, 1, 0, 1]), ~torch.eye(4, dtype=torch.bool)
+    assert pixel_top1(thumbnails, labels, thumbnails, labels, allowed) == 1.0
+    assert pixel_top1(thumbnails, labels, thumbnails, labels, allowed & (labels != labels[:, None])) == 0.0
 
 
 def test_neighbors_are_of_other_sources_and_other_groups(tmp_path):
@@ -57,7 +78,9 @@ def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
     held_out = HeldOut(config, ShardDataset.open(synthetic_shards))
     random = torch.get_rng_state()
     first = held_out.evaluate(model, ALONE)
-    assert set(first) == {"reconstruction_loss", "knn_top1", "majority_top1", "rankme", "knn_videos", "num_videos"}
+    baselines = {"pixel_top1", "majority_top1", "knn_videos", "num_videos"}
+    assert set(first) == {"reconstruction_loss", "knn_top1", "rankme", *baselines}
+    assert held_out.evaluate_pixels(ALONE) == {name: first[name] for name in baselines}
     assert held_out.evaluate(model, ALONE) == first
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)

@@ -54,6 +54,17 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
         assert name in events
 
 
+def test_a_run_says_once_how_long_it_takes_and_each_evaluation_in_words(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("training.logger.TIMED_S", 0)
+    with make_logger(tmp_path, "metrics=[]") as logger:
+        for step in (1, 2, 3):
+            logger.step(step, scalars(1.0))
+        logger.evaluation(3, {"reconstruction_loss": 0.9, "num_videos": 63})
+    said = capsys.readouterr().err
+    assert said.count("the remaining 99 steps take about ") == said.count("remaining") == 1
+    assert "step 3: held-out loss 0.900, 63 videos\n" in said
+
+
 def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
     with make_logger(tmp_path) as logger:
         for step in range(1, 12):

@@ -7,14 +7,16 @@ from training.config import parse
 from training.summary import describe_end, describe_scores, interpret_scores, standard_error
 
 KNN = {"reconstruction_loss": 0.96, "knn_top1": 0.651, "majority_top1": 0.508, "knn_videos": 63, "num_videos": 63}
+KNN_SAID = "held-out loss 0.960, k-NN 0.651 ± 0.060"
 CLASSES = {"top1": 0.5, "top5": 0.75, "majority_top1": 0.4, "num_videos": 1100, "knn_top1": 0.45, "knn_videos": 1024}
 
 
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        (KNN, "held-out loss 0.960, k-NN 0.651 ± 0.060 (most common class 0.508), 63 videos"),
+        (KNN, f"{KNN_SAID} (most common class 0.508), 63 videos"),
         ({"reconstruction_loss": 0.5, "num_videos": 9}, "held-out loss 0.500, 9 videos"),
+        (KNN | {"pixel_top1": 0.6}, f"{KNN_SAID} (most common class 0.508, 1-NN of pixels 0.600), 63"),
         (CLASSES, "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (most common class 0.4"),
         ({"mAP": 0.31, "chance_mAP": 0.08, "num_videos": 40}, "mAP 0.310 (chance 0.080), 40 videos"),
     ],
@@ -30,6 +32,8 @@ def test_a_score_that_says_nothing_is_said():
     assert knn.startswith(
         "WARNING: k-NN 0.600 ± 0.062 is not clearly above always predicting the most common class (0.508"
     )
+    (pixels,) = interpret_scores(KNN | {"pixel_top1": 0.635})
+    assert "not clearly above the class of the video with the nearest mean gray thumbnail (0.635)" in pixels
     (loss,) = interpret_scores(KNN | {"reconstruction_loss": 0.985}, model)
     assert "the mean of each patch (1), so hardly anything has been learned" in loss
     other = parse(["data.shards=s", "model.normalize_target=false"]).model

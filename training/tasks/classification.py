@@ -40,12 +40,12 @@ class Classification(Task):
                 f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a classifier needs two"
                 " classes at least; create shards with all of them (shard_tools/make_shards.py)"
             )
-        self.validation, self.held_out = None, None
+        self.validation = None
+        self.baselines: dict[str, float] = {}
         if config.evaluation.shards:
             self.validation = ShardDataset.open(config.evaluation.shards, config.data)
             check_classes(self.classes, self.multi_label, self.validation)
-            # The encoder of a probe is frozen: its features do not change.
-            self.held_out = HeldOut(config, dataset) if config.task == "finetune" else None
+            self.held_out = HeldOut(config, dataset)
         self.is_mixed = bool(config.finetune.mixup or config.finetune.cutmix)
         if self.is_mixed:
             self.clip_multiple = 2
@@ -156,6 +156,9 @@ class Classification(Task):
             pretrained.save(
                 best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
             )
-        if self.held_out is not None:
+        if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
+        elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
+            self.baselines = self.baselines or self.held_out.evaluate_pixels(self.dist)
+            found = self.baselines | found
         log.evaluation(step, found)

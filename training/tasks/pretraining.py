@@ -75,5 +75,5 @@ class Pretraining(Task):
         for clip in self.plotted:
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                 maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
-            figure = render_figure([*make_rows(maps).values()], self.config.model, clip.times, PLOT_WIDTH)
+            figure = render_figure([*make_rows(maps, clip.title).values()], self.config.model, clip.times, PLOT_WIDTH)
             log.image(step, clip.name, figure)
