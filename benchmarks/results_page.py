@@ -29,6 +29,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
+FEW_CLIPS, NUM_TEST_CLIPS = "cpu/few_clips", 212
 STEP = "nvidia-h200/step_budget.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
@@ -61,6 +62,7 @@ def main() -> None:
         "loading": plot_loading(read_rows(LOADING)),
         "memory": plot_memory(memory),
         "step": plot_step(read_rows(STEP)),
+        "few_clips": plot_few_clips(),
     }
     for name, figure in plots.items():
         plot = ROOT / "docs" / f"{name}.png"
@@ -126,6 +128,25 @@ def make_table(file: str, columns: str, filters: str) -> str:
             spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
             cells[-1].append(format_cell(row.get(mean)) + spread)
     return format_table(heads, zip(*cells, strict=True))
+
+
+def plot_few_clips() -> Figure:
+    """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
+    top1 = {f"{row['features']}, linear": row["linear_top1"] for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json")}
+    for row in read_rows(f"{FEW_CLIPS}/masking_study.json"):
+        name = row["strategy"].replace(":", ", ").replace("model.", "")
+        top1 |= {f"{name}, fine-tuned": row["finetune_top1"]}
+        top1 |= {f"{name}, linear": row["linear_top1"]} if row.get("linear_top1") is not None else {}
+    names = sorted(top1, key=top1.__getitem__)
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.subplots()
+    errors = [(top1[name] * (1 - top1[name]) / NUM_TEST_CLIPS) ** 0.5 for name in names]
+    colors = ["#2471a3" if "fine-tuned" in name else "#95a5a6" for name in names]
+    axes.barh(names, [top1[name] for name in names], xerr=errors, color=colors)
+    axes.axvline(0.1, color="#c0392b", linestyle="--", label="chance")
+    axes.legend(loc="lower right", fontsize=8)
+    axes.set_xlabel(f"top-1 on {NUM_TEST_CLIPS} clips")
+    return figure
 
 
 def plot_loading(rows: Sequence[Row]) -> Figure:
