@@ -316,7 +316,7 @@ def pixel_top1(
     neighbor_labels: Int[Tensor, " N"],
     allowed_neighbors: Bool[Tensor, "V N"],
 ) -> float:
-    """Compute 1-NN accuracy by the distance of thumbnails: what a model must exceed, as it tells scenes apart only."""
+    """Compute 1-NN accuracy by the distance of thumbnails: what a model must exceed: it distinguishes scenes alone."""
     nearest = torch.cdist(thumbnails, reference).masked_fill(~allowed_neighbors, torch.inf).argmin(dim=1)
     is_right = neighbor_labels[nearest] == labels
     return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
