@@ -1,4 +1,7 @@
-"""Features of a frozen teacher, as MVD (arXiv 2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them."""
+"""What the decoder predicts; `model.registry.TARGETS` names it.
+
+One in a file of its own subclasses Target and needs a line in the registry.
+"""
 
 from collections.abc import Callable
 from itertools import chain
@@ -12,14 +15,64 @@ from torch.func import functional_call
 
 from common import devices
 from common.errors import InputError
+from kernels.masked_patch_loss import masked_patch_loss
 from model.config import Grid, ModelConfig
-from model.targets.target import Target
+from model.registry import TARGETS, find_class
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
 
 
+class Target(nn.Module):
+    """Base class: a target sets `num_values` and defines `forward`."""
+
+    num_values: int  # to predict per token
+    is_pixels = False  # whether predictions can be shown
+
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+
+    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Tensor:
+        """Make what `forward` compares predictions with; called before the tokens are made, so that what it takes is
+        free again when activations are kept."""
+        return clip
+
+    def forward(self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Compute the loss of the tokens at `ids`, in fp32."""
+        raise NotImplementedError
+
+
+def make_target(config: ModelConfig, teacher: nn.Module | None = None) -> Target:
+    """Make what model.target names; teacher: what `model.weights.teachers.make_teacher` makes of model.teacher."""
+    return find_class(TARGETS, config.target)(config, teacher)
+
+
+class PixelTarget(Target):
+    """The paper's (arXiv 2211.09120 §3.3): pixels in [0, 1], by default normalized per patch and channel.
+
+    The targets are never stored: one kernel makes them from the uint8 clip where it compares them.
+    """
+
+    is_pixels = True
+
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        super().__init__(config, teacher)
+        self.num_values = config.patch_values
+
+    def forward(
+        self, prepared: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"]:
+        """Compute the mean squared or absolute error of each token, in fp32."""
+        config = self.config
+        assert config.loss in ("mse", "l1")
+        return masked_patch_loss(
+            pred, prepared, ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
+        )
+
+
 class TeacherTarget(Target):
-    """Predicts what a teacher makes of the whole clip, by default normalized per token.
+    """Features that a frozen teacher makes of the whole clip, by default normalized per token, as MVD (arXiv
+    2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them.
 
     The teacher is no submodule: it is neither trained nor saved, averaged or compiled, but moves with the model. Its
     weights are kept in bf16 where the device multiplies bf16.
