@@ -187,7 +187,7 @@ def test_a_place_has_the_same_position_whatever_the_number_of_frames() -> None:
 
 def test_a_run_resumes_with_the_teacher_that_it_began_with(tiny_run: Path, arguments: list[str], tmp_path: Path):
     teacher = Path(shutil.copytree(tiny_run, tmp_path / "teacher"))
-    target = ["model.target=teacher", "model.loss=cosine", "model.visible_loss_weight=0.1"]
+    target = ["model.target=teacher", "model.loss=cosine"]
     given = [*arguments, *target, "evaluation.every=4", "steps=4"]
     train(parse([*given, f"model.teacher={teacher}"]))
     whole = load_weights(tmp_path / "run", 4)
