@@ -18,6 +18,7 @@ MASKS = {
 }
 TARGETS = {
     "pixels": "model.targets.pixels:PixelTarget",
+    "motion-energy": "model.targets.motion_energy:MotionEnergyTarget",
     "teacher": "model.targets.teacher:TeacherTarget",
 }
 DECODERS = {

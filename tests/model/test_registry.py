@@ -65,7 +65,7 @@ def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> No
     )
     assert ended.returncode == 0, ended.stderr
     assert "{adaptive,random,tube,frame,motion,motion-share,late}" in ended.stdout
-    assert "{pixels,teacher,brightness}" in ended.stdout
+    assert "{pixels,motion-energy,teacher,brightness}" in ended.stdout
 
 
 def test_a_name_that_is_missing_or_leads_nowhere_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
