@@ -24,9 +24,7 @@ from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, n
 from common.devices import choose_device
 from common.errors import run_command
 from kernels.clip_tables import color_matrix, frame_bytes
-from kernels.crop_resize import crop_resize
-from kernels.crop_resize import num_bytes as crop_resize_bytes
-from kernels.decoded_clips import DecodedClips
+from kernels.crop_resize import DecodedClips, crop_resize
 from kernels.gumbel_topk import gumbel_topk
 from model.config import ModelConfig
 
@@ -80,14 +78,11 @@ class Inputs:
 
 
 def make_case(
-    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], published_way: Implementation, sizes: tuple[int, ...],
-    tolerance: float, backward_bytes: int = 0, **options: Any,
+    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], published_way: Implementation, num_bytes: tuple[int, int],
+    tolerance: float, **options: Any,
 ) -> Case:  # fmt: skip
-    """Make the case of kernels/<op>.py from the arguments of the op, and those of its num_bytes."""
-    module = import_module(f"kernels.{op}")
-    moved = module.num_bytes(*sizes)
-    num_bytes = moved if isinstance(moved, tuple) else (moved, backward_bytes)
-    kernel = Implementation(last_output(partial(getattr(module, op), *arguments)), wrt)
+    """Make the case of kernels/<op>.py from the arguments of the op, and the bytes forward and backward must move."""
+    kernel = Implementation(last_output(partial(getattr(import_module(f"kernels.{op}"), op), *arguments)), wrt)
     return Case(kernel, published_way, num_bytes, tolerance, **options)
 
 
@@ -116,7 +111,7 @@ def crop_resize_case(inputs: Inputs) -> Case:
     )
     kernel = Implementation(partial(crop_resize, clips, *size), [])
     published_way = Implementation(partial(published.crop_resize, frames, stored, box, matrix, *size), [])
-    moved = crop_resize_bytes(*shape[:2], box[2] * box[3], size[0] * size[1], 1)
+    moved = batch * shape[1] * (box[2] * box[3] * 3 // 2 + 3 * size[0] * size[1])  # samples of the box in, RGB out
     return Case(kernel, published_way, (moved, 0), 1, same_gradients=False)  # a gray level: both are rounded
 
 
@@ -125,10 +120,10 @@ def sample_case(inputs: Inputs) -> Case:
     logits = torch.randn(inputs.batch, tokens, device=inputs.device, requires_grad=True)
     seed, offset = (torch.tensor(value, device=inputs.device) for value in (1, 2))
     published_way = Implementation(lambda: published.sample_mask(logits, k)[1], [logits])
-    sizes, moved = (inputs.batch, tokens, 4), inputs.batch * tokens * 12
+    moved = inputs.batch * tokens * (4 + 8 + 4), inputs.batch * tokens * 12  # logits; ids and log-probabilities
     # The kernel's gradients are those of log-probabilities.
     options = {"same_gradients": False, "as_published": torch.exp}
-    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], published_way, sizes, 1e-5, moved, **options)
+    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], published_way, moved, 1e-5, **options)
 
 
 def gather_case(inputs: Inputs) -> Case:
@@ -136,8 +131,9 @@ def gather_case(inputs: Inputs) -> Case:
     visible, _, mask = inputs.mask
     x, table = inputs.random(inputs.batch, tokens, width), torch.randn(tokens, width, device=inputs.device)
     published_way = Implementation(partial(published.gather, x, mask, table), [x])
-    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("gather_tokens", (x, visible, table), [x], published_way, sizes, 3e-2)
+    row = inputs.batch * width * inputs.dtype.itemsize  # the table stays in the cache, here and below
+    moved = 2 * row * visible.shape[1], row * (tokens + visible.shape[1])
+    return make_case("gather_tokens", (x, visible, table), [x], published_way, moved, 3e-2)
 
 
 def scatter_case(inputs: Inputs) -> Case:
@@ -148,16 +144,17 @@ def scatter_case(inputs: Inputs) -> Case:
     mask_token = torch.randn(width, device=inputs.device, requires_grad=True)
     wrt = [features, mask_token]
     published_way = Implementation(partial(published.scatter, features, mask_token, table, mask), wrt)
-    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, published_way, sizes, 3e-2)
+    row = inputs.batch * width * inputs.dtype.itemsize
+    moved = row * (visible.shape[1] + tokens), row * masked.shape[1]
+    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, published_way, moved, 3e-2)
 
 
 def patchify_case(inputs: Inputs) -> Case:
     config, dtype = inputs.config, inputs.dtype
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
     published_way = Implementation(partial(published.patches, clip, *patch, dtype), [])
-    sizes = (inputs.batch, config.num_tokens, config.patch_values, dtype.itemsize)
-    return make_case("patchify", (clip, None, *patch, dtype), [], published_way, sizes, 2e-2, same_gradients=False)
+    moved = clip.numel() * (1 + dtype.itemsize), 0
+    return make_case("patchify", (clip, None, *patch, dtype), [], published_way, moved, 2e-2, same_gradients=False)
 
 
 def patch_loss_case(inputs: Inputs) -> Case:
@@ -165,8 +162,8 @@ def patch_loss_case(inputs: Inputs) -> Case:
     clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
     pred, pixels = inputs.random(*masked.shape, config.patch_values), published.normalized_clip(clip)
     published_way = Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred])
-    sizes = (inputs.batch, masked.shape[1], config.patch_values, inputs.dtype.itemsize)
-    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], published_way, sizes, 1e-2)
+    moved = pred.nbytes + pred.numel(), 2 * pred.nbytes + pred.numel()  # predictions and pixels in; those and gradients
+    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], published_way, moved, 1e-2)
 
 
 def sampling_loss_case(inputs: Inputs) -> Case:
@@ -176,9 +173,9 @@ def sampling_loss_case(inputs: Inputs) -> Case:
     probabilities = log_probs.exp().requires_grad_()
     log_probs.requires_grad_()
     published_way = Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities])
-    sizes = (inputs.batch, tokens, masked.shape[1])
+    moved = masked.numel() * 16 + inputs.batch * tokens * 4, inputs.batch * tokens * 8
     arguments = (log_probs, masked, losses)  # of whose logarithm the gradients are
-    return make_case("sampling_loss", arguments, [log_probs], published_way, sizes, 1e-4, same_gradients=False)
+    return make_case("sampling_loss", arguments, [log_probs], published_way, moved, 1e-4, same_gradients=False)
 
 
 CASES: dict[str, Callable[[Inputs], Case]] = {
