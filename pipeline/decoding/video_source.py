@@ -32,6 +32,9 @@ FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler aborts 
 # Where 4:2:0 has its first chroma sample, across and down, in 1/256 of a pixel from the center of the first pixel.
 CHROMA_PLACES = {"left": (0, 128), "center": (128, 128)}
 
+Clips = UInt8[np.ndarray, "views T H W 3"]
+Image = UInt8[np.ndarray, "H W 3"]
+
 
 class VideoSource:
     """Whatever FFmpeg decodes; see sources.ClipSource."""
@@ -39,9 +42,7 @@ class VideoSource:
     def recognizes(self, source: bytes | Path) -> bool:
         return True
 
-    def cut_views(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: UInt8[np.ndarray, "views T H W 3"]
-    ) -> int:
+    def cut_views(self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips) -> int:
         if (channels := arrays.count_channels([sample.codec])) != 3:
             raise VideoError(f"it is not an array, but the sample table says that it has {channels} channels")
         times: dict[int, list[int]] = {}
@@ -71,10 +72,8 @@ class VideoSource:
     def read_frames(
         self, source: bytes | Path, numbers: Sequence[int], num_frames: int | None
     ) -> UInt8[np.ndarray, "T H W 3"]:
-        decoded: dict[int, np.ndarray] = {}
         with Video(source, num_frames) as video:
-            for number, frame in video.frames(numbers):
-                decoded[number] = np.rot90(as_rgb(frame), count_turns(frame))
+            decoded = {n: np.rot90(as_rgb(frame), count_turns(frame)) for n, frame in video.frames(numbers)}
         return np.stack([decoded[number] for number in numbers])
 
 
@@ -86,12 +85,12 @@ class Scaler:
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
+    def __call__(self, frame: VideoFrame) -> Image:
         image = np.empty((*self._size, 3), np.uint8)
         self.scale(frame, image)
         return image
 
-    def scale(self, frame: VideoFrame, image: UInt8[np.ndarray, "H W 3"]) -> None:
+    def scale(self, frame: VideoFrame, image: Image) -> None:
         """Write the scaled frame to `image`. Raise VideoError if it cannot be scaled."""
         layout = describe(frame)
         try:
@@ -107,30 +106,24 @@ class Scaler:
             raise VideoError(f"frames of format {frame.format.name} cannot be scaled")
         graph = Graph()
         graph.threads = 1  # clips are decoded in parallel, one per thread
-        siting = find_siting(frame)
-        turns = count_turns(frame)
-        width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
-        box = self._crop.within(self._stored, (width, height))
-        steps = [
-            declare_colors(find_matrix(frame)),
-            *UPRIGHT[turns],
-            *crop_filters(frame.format, box, siting),
-            ("scale", self._scaling_options(frame.format, box, siting)),
-            ("buffersink", "pixel_formats=gbrp"),
-        ]
-        # The graph passes frames through one by one and never looks at their timestamps.
-        source = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
-        filters = [graph.add(name, options or None) for name, options in [("buffer", source), *steps]]
-        graph.link_nodes(*filters).configure()
-        return graph
-
-    def _scaling_options(self, form: VideoFormat, box: Crop, siting: str) -> str:
+        siting, turns = find_siting(frame), count_turns(frame)
+        box = self._crop.within(self._stored, (frame.width, frame.height)[:: -1 if turns % 2 else 1])
         # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
         exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
         across, down = CHROMA_PLACES[siting]
-        is_placed = form.name in EIGHT_BIT_420
+        is_placed = frame.format.name in EIGHT_BIT_420
         place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
-        return f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"
+        filters = [
+            # The graph passes frames through one by one and never looks at their timestamps.
+            ("buffer", f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"),
+            declare_colors(find_matrix(frame)),
+            *UPRIGHT[turns],
+            *crop_filters(frame.format, box, siting),
+            ("scale", f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"),
+            ("buffersink", "pixel_formats=gbrp"),
+        ]
+        graph.link_nodes(*(graph.add(name, options or None) for name, options in filters)).configure()
+        return graph
 
 
 def declare_colors(matrix: str) -> tuple[str, str]:
@@ -138,7 +131,7 @@ def declare_colors(matrix: str) -> tuple[str, str]:
     return "setparams", f"colorspace={matrix}:color_primaries=smpte170m:color_trc=smpte170m"
 
 
-def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]) -> None:
+def interleave(planar: VideoFrame, flip: bool, image: Image) -> None:
     """Write a frame of planes (gbrp) to `image` as RGB."""
     for plane, channel in zip(planar.planes, (1, 2, 0), strict=True):
         values = view_plane(plane, image.shape[:2])

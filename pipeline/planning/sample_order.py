@@ -207,20 +207,16 @@ class SampleOrder:
 
 def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
     """List the samples of each dataset of the mix that take part, and their shards."""
-    firsts, counts = dataset.shard_of.first_of_shard, dataset.shard_of.counts
-    num_parts = int(dataset.part_of.max()) + 1
     if config.subset is not None:
-        if num_parts > 1:
+        if len(dataset.parts) > 1:
             raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
         samples = choose_subset(dataset, config)
-        return [(samples, _Spans.make(*np.unique(dataset.shard_of[samples], return_counts=True)))]
-    ends = np.searchsorted(dataset.part_of, np.arange(num_parts), side="right").tolist()
-    found: list[tuple[Samples, _Spans]] = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        of_part = counts[start:end]
-        samples = range(int(firsts[start]), int(firsts[start] + of_part.sum()))
-        found.append((samples, _Spans.make(np.arange(start, end), of_part)))
-    return found
+        return [(samples, _Spans.make(*np.unique(dataset.shard_of(samples), return_counts=True)))]
+    ends = np.cumsum([part.counts.sum() for part in dataset.parts]).tolist()
+    return [
+        (range(start, end), _Spans.make(np.arange(len(part.counts)), part.counts))
+        for start, end, part in zip([0, *ends], ends, dataset.parts, strict=False)
+    ]
 
 
 def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:

@@ -194,7 +194,7 @@ def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) 
     dataset = ShardDataset.open(folder)
     for index, sample in enumerate(dataset.samples):
         if sample.key in keys:
-            with open(dataset.shards[int(dataset.shard_of[index])], "r+b") as shard:
+            with open(dataset.shards[int(dataset.shard_of(index))], "r+b") as shard:
                 shard.seek(sample.offset + int(sample.size * start))
                 byte = shard.read(1)[0]
                 shard.seek(-1, os.SEEK_CUR)

@@ -21,7 +21,6 @@ from loading import (
     OneVideoPlan,
     are_asleep,
     check_frames,
-    check_replaced,
     first_batches,
     list_descendants,
     list_workers,
@@ -155,7 +154,7 @@ def test_bad_videos_are_replaced_and_recorded(
     for _ in range(2):  # a resumed run does not record them again
         with ClipLoader(dataset, plan, CPU, config, report) as loader:
             batches = list(islice(loader.batches(0), 6))
-            assert 0 < check_replaced(batches, plan, dataset, bad) <= loader.counters["bad_clips"]
+            assert 0 < check_frames(batches, plan, dataset, bad=bad) <= loader.counters["bad_clips"]
         lines = [json.loads(line) for line in report.read_text().splitlines()]
         assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
         assert all("changed since the shard was made" in line["reason"] and "shard-" in line["where"] for line in lines)
@@ -181,9 +180,8 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
     with ClipLoader(short, plan_of(short, config, image_size=size), CPU, config, None) as loader:
         batches = loader.batches(0)
         next(batches)
-        assert loader._memory is not None
         with mmap.mmap(loader._memory.fileno(), 0) as memory:
-            written = loader._memory.layout.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
+            written = loader._layout.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
             deadline = time.monotonic() + 30
             while not all(memory[start : start + 9] != bytes(9) for start in written) or not are_asleep(list_workers()):
                 assert time.monotonic() < deadline

@@ -12,7 +12,7 @@ from made_videos import encode, write_shards
 
 from pipeline.clip_memory import ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking
+from pipeline.decoding.decode_worker import Chunk, ChunkWriter
 from pipeline.decoding.planes import find_window, is_worth_uploading
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
@@ -140,11 +140,12 @@ def test_a_video_that_fails_leaves_nothing_behind() -> None:
     )
     setup = make_setup([good], SIZE, upload_planes=True)
     block = np.zeros(setup.layout.block_bytes, np.uint8)
-    making = ChunkInTheMaking(setup, block, Chunk(0, 0, 1, 0))
+    writer = ChunkWriter(setup, block, Chunk(0, 0, 1, 0))
     with pytest.raises(VideoError):
-        making.add_video(0, bad[2], bad[0])
-    making.add_video(0, good[2], good[0])
-    assert making.finish()[:4] == make_chunk(setup, block, 0, 1, [good])[:4]
+        writer.add_video(0, bad[2], bad[0])
+    writer.add_video(0, good[2], good[0])
+    expected = make_chunk(setup, block, 0, 1, [good])
+    assert (writer.result.clips, writer.result.used_bytes) == (expected.clips, expected.used_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +162,8 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
     plan = plan_of(mixed, config)
     batches = {}
     for scales_on_device in (False, True):
-        with ClipLoader(mixed, plan, torch.device(device if scales_on_device else "cpu"), config, None) as loader:
-            loader._upload_planes = scales_on_device
+        place = torch.device(device if scales_on_device else "cpu")
+        with ClipLoader(mixed, plan, place, config, None, upload_planes=scales_on_device) as loader:
             batches[scales_on_device] = list(islice(loader.batches(0), 4))
     check_frames(batches[True], plan, mixed)
     for made, expected in zip(batches[True], batches[False], strict=True):

@@ -34,7 +34,7 @@ def test_a_line_that_was_cut_short_hides_no_other(dataset, tmp_path, cut):
 
 def test_too_many_bad_videos_end_the_run(dataset, tmp_path):
     quarantine = Quarantine(dataset, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
-    quarantine.delivered(MIN_CLIPS)
+    quarantine.clips = MIN_CLIPS
     for sample in range(4):
         quarantine.add(sample, "it is broken", clips=1)
     with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"):

@@ -222,8 +222,8 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
     other = write_shards(tmp_path / "other", [("w0", encode(6)), ("w1", encode(7))], classes=2)
     mix = ShardDataset.open([copied, other])
     assert [sample.key for sample in mix.samples] == [f"v{i:02d}" for i in range(12)] + ["w0", "w1"]
-    assert mix.shard_of[range(14)].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 2
-    assert [mix.shard_of[i] for i in (0, 11, 13)] == [0, 2, 3]
+    assert mix.shard_of(range(14)).tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 2
+    assert [mix.shard_of(i) for i in (0, 11, 13)] == [0, 2, 3]
     assert mix.shards[3] == f"{other}/shard-000000.tar"
     assert [shard.num_samples for shard in mix.info.shards] == [4, 4, 4, 2]
     assert mix.samples[-1].num_frames == 7
@@ -236,11 +236,11 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
 def test_samples_come_in_tar_order(short: ShardDataset) -> None:
     assert SAMPLE.itemsize == 92, "as documented"
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
-    assert short.shard_of[range(12)].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert short.shard_of(range(12)).tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     reader = Reader(short)
     for number in range(12):
-        with tarfile.open(short.shards[int(short.shard_of[number])]) as tar:
+        with tarfile.open(short.shards[int(short.shard_of(number))]) as tar:
             member = tar.extractfile(f"v{number:02d}.mp4")
             assert member is not None
             assert reader.read(number) == member.read()
@@ -260,7 +260,6 @@ def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
     assert names == [["jump"], ["run"], ["fall"], ["fall", "jump"]]
     assert mix.column("label").tolist() == [1, 2, 0, -2]
     assert mix.info.multi_label
-    assert mix.part_of.tolist() == [0, 1]
     assert mix.info.num_samples == 4
     assert ShardDataset.open(tmp_path / "b").info.classes == ["fall", "jump"]
 
@@ -280,8 +279,8 @@ def test_what_is_wrong_with_a_folder_is_said(copied: Path, tmp_path: Path) -> No
 
 def test_missing_and_short_shards(copied: Path) -> None:
     dataset = ShardDataset.open(copied)
-    os.truncate(dataset.shards[int(dataset.shard_of[0])], dataset.samples[2].offset + 100)
-    os.unlink(dataset.shards[int(dataset.shard_of[4])])
+    os.truncate(dataset.shards[int(dataset.shard_of(0))], dataset.samples[2].offset + 100)
+    os.unlink(dataset.shards[int(dataset.shard_of(4))])
     reader = Reader(dataset)
     reader.read(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):

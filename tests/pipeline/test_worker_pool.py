@@ -21,7 +21,6 @@ import pytest
 from loading import (
     CPU,
     check_frames,
-    check_replaced,
     first_batches,
     list_descendants,
     list_workers,
@@ -89,7 +88,7 @@ def test_a_video_at_which_workers_hang_is_replaced(
     config = replace(CONFIG, num_workers=threads, decode_timeout_s=1.0)
     plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
     with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        assert check_replaced(list(islice(loader.batches(0), 5)), plan, dataset, {"v03"}) > 0
+        assert check_frames(list(islice(loader.batches(0), 5)), plan, dataset, bad={"v03"}) > 0
         assert loader.counters["timeouts"] > 0
     (line,) = map(json.loads, report.read_text().splitlines())
     assert (line["key"], line["reason"]) == ("v03", "reading and decoding took more than 1 s")
@@ -105,7 +104,7 @@ def test_a_video_at_which_workers_die_is_replaced(stuck: tuple[ShardDataset, Pat
         batches = list(islice(loader.batches(0), 5))
         ended.set()
         killer.join()
-    assert check_replaced(batches, plan, dataset, {"v03"}) > 0
+    assert check_frames(batches, plan, dataset, bad={"v03"}) > 0
     (line,) = map(json.loads, report.read_text().splitlines())
     assert (line["key"], line["reason"]) == ("v03", "the process that decoded it was ended by SIGKILL")
 
@@ -235,12 +234,11 @@ def test_memory_is_used_again_but_not_while_clips_are(short: ShardDataset) -> No
     with ClipLoader(short, plan, CPU, CONFIG, None) as loader:
         for first in (7, 2):
             check_frames(list(islice(loader.batches(first), 24)), plan, short, first)
-        assert loader._memory is not None
-        blocks = os.fstat(loader._memory.fileno()).st_size // loader._memory.layout.block_bytes
+        blocks = os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes
         assert blocks <= 24 + CONFIG.prefetch + 1
         for batch in islice(loader.batches(0), 24):
             del batch
-        assert os.fstat(loader._memory.fileno()).st_size // loader._memory.layout.block_bytes == blocks
+        assert os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes == blocks
 
 
 def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
