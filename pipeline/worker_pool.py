@@ -163,8 +163,9 @@ class WorkerPool:
         worker = Worker(setup, process, parent_end, deque(chunks), num_starts=num_starts)
         self._workers.append(worker)
         self._selector.register(parent_end, selectors.EVENT_READ, worker)
-        for message in (setup, *worker.chunks):
-            worker.send(message)
+        worker.send(setup)
+        for chunk in worker.chunks:
+            worker.send(chunk)
 
 
 def end_worker(worker: Worker, selector: selectors.BaseSelector) -> None:

@@ -17,15 +17,7 @@ from common.errors import InputError
 from common.logging import log_note
 from common.threads import run_in_thread
 from pipeline.config import DataConfig
-from pipeline.decoding.joining import (
-    CLIPS_PER_VIDEO,
-    Bytes,
-    Cut,
-    DaliPolicy,
-    EncodedVideo,
-    JoinedVideo,
-    join_videos,
-)
+from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, DaliPolicy, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.reading.reader import Reader

@@ -26,6 +26,7 @@ from common.errors import InputError
 from kernels.clip_tables import color_matrix
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
+from pipeline.decoding.colors import CHROMA_PLACES
 from pipeline.decoding.joining import DaliPolicy, EncodedVideo, find_groups
 from pipeline.decoding.planes import PlanarFrames
 from pipeline.decoding.sources import find_source
@@ -41,8 +42,6 @@ MAX_ATTEMPTS = 100  # replacements in a row for one clip
 CHUNKS_AHEAD = 4  # whose videos are read meanwhile, from object storage
 READ_THREADS = 8
 SIGNS_OF_LIFE = 4  # in the time after which a worker counts as hung, while a download is waited for
-# Of the first chroma sample: pixels right of and below the first one of luma.
-SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
 
 make_color_matrix = cache(color_matrix)
 
@@ -127,7 +126,6 @@ class DecodeWorker:
         self._setup, self._memory, self._connection = setup, memory, connection
         self._dataset, self._plan = setup.dataset, setup.plan
         self._reader = Reader(self._dataset)
-        self._earlier: Counter[str] = Counter()  # counts of the cache that have been sent
         self._look_ahead, self._threads = None, None
         if self._dataset.is_remote:
             self._look_ahead = LookAhead(self._reader, self._dataset, self._plan, setup.number, setup.config.workers)
@@ -160,9 +158,7 @@ class DecodeWorker:
                 self._make_clips(writer, first, planned)
         except (InputError, OSError) as error:
             return error
-        cached = self._dataset.cache.counts
-        writer.result.counts.update(cached - self._earlier)
-        self._earlier = cached
+        writer.result.counts.update(self._dataset.cache.take_counts())
         return writer.result
 
     def _make_clips(self, writer: "ChunkWriter", first: int, planned: list[PlanRow]) -> None:
@@ -276,4 +272,4 @@ class ChunkWriter:
         boxes[clips] = [(row.crop.x - window.x, row.crop.y - window.y, *row.crop[2:]) for row in rows]
         flips[clips] = [row.flip for row in rows]
         matrices[clips] = make_color_matrix(layout.matrix, layout.full_range, layout.bits)
-        siting[clips] = SITING[layout.siting]
+        siting[clips] = CHROMA_PLACES[layout.siting]

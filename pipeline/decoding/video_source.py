@@ -17,7 +17,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import describe, find_matrix, find_siting
+from pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns, view_plane
@@ -29,8 +29,6 @@ from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler aborts the process (8.1)
-# Where 4:2:0 has its first chroma sample, across and down, in 1/256 of a pixel from the center of the first pixel.
-CHROMA_PLACES = {"left": (0, 128), "center": (128, 128)}
 
 Clips = UInt8[np.ndarray, "views T H W 3"]
 Image = UInt8[np.ndarray, "H W 3"]
@@ -107,10 +105,11 @@ class Scaler:
         graph = Graph()
         graph.threads = 1  # clips are decoded in parallel, one per thread
         siting, turns = find_siting(frame), count_turns(frame)
-        box = self._crop.within(self._stored, (frame.width, frame.height)[:: -1 if turns % 2 else 1])
+        sides = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
+        box = self._crop.within(self._stored, sides)
         # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
         exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
-        across, down = CHROMA_PLACES[siting]
+        across, down = (int(256 * place) for place in CHROMA_PLACES[siting])
         is_placed = frame.format.name in EIGHT_BIT_420
         place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
         filters = [

@@ -70,15 +70,15 @@ class ShardCache:
         self._is_full = False  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Sums since the start: `download_seconds` of all threads, `cache_hits` and `streamed_clips`."""
+    def take_counts(self) -> Counter[str]:
+        """Return sums since the last call: `download_seconds` of all threads, `cache_hits` and `streamed_clips`."""
         with self._lock:
-            return Counter(self._counts)
+            counts, self._counts = self._counts, Counter()
+            return counts
 
     def count(self, **amounts: float) -> None:
         with self._lock:
-            self._counts.update(amounts)  # type: ignore[arg-type]
+            self._counts.update(amounts)
 
     def store(self, url: str) -> tuple[ObjectStore, str]:
         """Get the client for the directory of a file, and the file's name in it."""

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -181,11 +181,15 @@ def list_descendants(pid: int) -> list[int]:
     return found + [pid for child in found for pid in list_descendants(child)]
 
 
-def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, "they are still there"
+def wait_until(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.01)
+
+
+def wait_for_the_end(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def take_interrupts() -> None:

@@ -4,7 +4,6 @@ import ctypes
 import re
 import sys
 import threading
-import time
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,7 @@ from made_videos import encode, store, write_shards
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding import dali
-from pipeline.decoding.dali import (
-    DaliGraph,
-    adjust_share,
-    choose_policy,
-    find_dali_fault,
-    try_decoding,
-)
+from pipeline.decoding.dali import DaliGraph, adjust_share, choose_policy, find_dali_fault, try_decoding
 from pipeline.decoding.joining import is_in_share
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
@@ -231,19 +224,3 @@ def test_a_dali_that_always_fails_is_given_up(
     assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
-
-
-def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI refuses a batch while others are in flight: all of them come out, in order."""
-    numbers, plain = count(), DaliGraph.feed
-
-    def feed_or_fail(graph: DaliGraph, *batch: Any) -> None:
-        if next(numbers) == 2:
-            raise RuntimeError("an earlier batch has failed")
-        plain(graph, *batch)
-
-    monkeypatch.setattr(DaliGraph, "feed", feed_or_fail)
-    with open_loader(vp9, config_of(prefetch=4)) as (plan, loader):
-        for number, batch in enumerate(islice(loader.batches(0), 8)):
-            check_frames([batch], plan, vp9, first=number)
-            time.sleep(0.2)  # the step, in which the next batches are read

@@ -88,10 +88,7 @@ def test_every_world_size_sees_the_same_global_order(
 
 
 @given(
-    groups=st.integers(1, 300),
-    multiple=st.sampled_from([1, 2, 3]),
-    most=st.integers(1, 40),
-    world=st.integers(1, 100),
+    groups=st.integers(1, 300), multiple=st.sampled_from([1, 2, 3]), most=st.integers(1, 40), world=st.integers(1, 100)
 )
 @settings(max_examples=300, deadline=None)
 def test_step_is_split_evenly_at_any_number_of_processes(groups: int, multiple: int, most: int, world: int) -> None:
@@ -304,12 +301,6 @@ def test_positions_far_into_the_run_are_found_at_once() -> None:
     far = 10**12
     assert [row.position for row in plan.batch(far)] == [4 * far + i for i in range(4)]
     assert plan.batch(far) == make_plan(make_table([50] * 4), batch_size=4).batch(far)
-
-
-def test_rows_depend_on_the_position_alone() -> None:
-    for position in range(20):
-        a, b = (make_plan(make_table([10], num_frames=length)).row(position) for length in (40, 12))
-        assert (a.sample, a.crop, a.flip) == (b.sample, b.crop, b.flip)
 
 
 def test_training_clips_follow_the_configuration() -> None:

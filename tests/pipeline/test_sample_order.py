@@ -187,16 +187,6 @@ def test_bad_videos_are_replaced_from_their_own_window() -> None:
     assert all((mix.replacement(draw, 0.5, 1) < 20) == (mix.sample(draw) < 20) for draw in range(80))
 
 
-def test_permutation_sorts_words_stably(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = (1, 0, 0)
-    for count in (1, 2, 5, 4096, 100_003):
-        words = rng.random_words(7, Purpose.SHARD_ORDER, place, count)
-        assert (rng.permutation(7, Purpose.SHARD_ORDER, place, count) == np.argsort(words, kind="stable")).all()
-    words = np.array([2**63, 5, 2**64 - 1, 0, 2**63 - 1, 5, 2**63, 0], np.uint64)
-    monkeypatch.setattr(rng, "random_words", lambda *_: words)
-    assert rng.permutation(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]
-
-
 def make_long_tail() -> tuple[ShardDataset, np.ndarray]:
     """Classes of 3,000, 300 and 30 videos in random order, in 37 shards, and their labels."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [3000, 300, 30]))

@@ -5,19 +5,18 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from loading import open_loader
 from made_videos import encode, write_shards
 
 from common.atomic_io import hash_file
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import format
 from pipeline.shards.dataset import ShardDataset
@@ -25,7 +24,6 @@ from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
 from pipeline.video_error import VideoError
 from shard_tools.write import publish_tables
 
-CPU = torch.device("cpu")
 TABLE = {"file": "t.npy", "num_rows": 12, "num_bytes": 12, "sha256": 64 * "0"}
 TABLES = dict.fromkeys(("shards", "samples", "gops", "names"), TABLE)
 
@@ -70,9 +68,8 @@ def change_row(folder: Path, sample: int, **values: Any) -> None:
 def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     """Three epochs; returns what is quarantined."""
     config = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9)
-    plan = TrainingPlan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
-    with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
-        for batch, _ in zip(loader.batches(0), range(9), strict=False):
+    with open_loader(dataset, config, quarantine, num_frames=4, image_size=16) as (_, loader):
+        for batch in islice(loader.batches(0), 9):
             assert batch.clip.shape == (4, 4, 16, 16, 3)
             assert all(0 <= label < 3 for label in batch.labels.tolist())
     return quarantine.read_text().splitlines()
