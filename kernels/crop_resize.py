@@ -164,8 +164,3 @@ def crop_resize_op(
         planes, offsets, sizes, boxes, flips, matrices, siting, out, frames, height, width, ROWS=ROWS, COLUMNS=COLUMNS
     )
     return out
-
-
-def num_bytes(batch: int, frames: int, box: int, pixels: int, sample_bytes: int) -> int:
-    """Count the bytes to move: of every frame the samples of a box of `box` pixels, and 3 for each of `pixels`."""
-    return batch * frames * (box * 3 // 2 * sample_bytes + 3 * pixels)

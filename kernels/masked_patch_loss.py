@@ -184,8 +184,3 @@ def _backward(ctx: Any, grad: Tensor, _statistics: Any) -> tuple:
 
 
 masked_patch_loss_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(batch: int, count: int, values: int, itemsize: int) -> tuple[int, int]:
-    """Count the bytes that forward and backward have to move: prediction and pixels in; those and the gradient out."""
-    return batch * count * values * (itemsize + 1), batch * count * values * (2 * itemsize + 1)
