@@ -181,14 +181,6 @@ class Inputs:
                 + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
             )
 
-    def list_shared(self, other: "Inputs") -> list[str]:
-        """List the files that `other` has too."""
-        other._index()
-        return [source for source in self._list_sources() if other.location(source) is not None]
-
-    def _list_sources(self) -> list[str]:
-        return [source for (source,) in self._table.run("SELECT DISTINCT source FROM items ORDER BY source")]
-
     def __len__(self) -> int:
         return self._count("TRUE")
 
