@@ -90,7 +90,7 @@ class ModelConfig:
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
-    """what the decoder predicts: pixels, or the features that a frozen teacher makes of the whole clip"""
+    """what the decoder predicts: pixels, how much patches move, or features that a frozen teacher makes of the clip"""
     teacher: str = option("", free=True)
     """with target=teacher: a run or weights, or a folder with an image encoder of timm or transformers"""
     teacher_image_size: int | None = option(None, at_least=1)
@@ -137,16 +137,17 @@ class ModelConfig:
             yield f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1"
         if self.target == "teacher" and not self.teacher:
             yield "model.target=teacher needs model.teacher: set it to a run or weights, or an image encoder's folder"
-        if self.target == "pixels" and self.teacher:
-            yield "model.teacher does nothing with model.target=pixels: set model.target=teacher"
-        if self.target == "pixels" and self.loss not in ("mse", "l1"):
-            yield f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels"
+        if self.target != "teacher" and self.teacher:
+            yield f"model.teacher does nothing with model.target={self.target}: set model.target=teacher"
+        if self.target != "teacher" and self.loss not in ("mse", "l1"):
+            yield f"model.loss={self.loss} is for features: choose mse or l1 with model.target={self.target}"
         if self.num_tokens > MAX_TOKENS:
             yield f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
         if self.num_frames % self.tubelet_size:
             yield f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
-        if self.differences and self.num_frames < 2:
-            yield "model.differences needs two frames, and model.num_frames is 1: raise it"
+        if (self.differences or self.target == "motion-energy") and self.num_frames < 2:
+            key = "model.differences" if self.differences else "model.target=motion-energy"
+            yield f"{key} needs two frames, and model.num_frames is 1: raise it"
         if any(side % self.patch_size for side in self.frame_size):
             yield f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
         if not 0 < self.num_visible < self.num_tokens:

@@ -18,6 +18,7 @@ MASKS = {
 }
 TARGETS = {
     "pixels": "model.targets:PixelTarget",
+    "motion-energy": "model.targets:MotionEnergyTarget",
     "teacher": "model.targets:TeacherTarget",
 }
 DECODERS = {

@@ -25,7 +25,7 @@ def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings:
         done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **settings)
         assert done.returncode == 0, done.stderr
         found = [json.loads(line) for path in Path(output).iterdir() for line in path.read_text().splitlines()]
-    assert "attention by flash" in done.stderr
+    assert "attention by FLASH_ATTENTION" in done.stderr
     for run in found:
         assert run["ended"]
         assert [what for what in run["calls"] if what.startswith("context")] == [f"context on {run['rank']}"]

@@ -61,6 +61,6 @@ def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> No
     )
     assert ended.returncode == 0, ended.stderr
     assert "{adaptive,random,tube,frame,motion,motion-share,late}" in ended.stdout
-    assert "{pixels,teacher,brightness}" in ended.stdout
+    assert "{pixels,motion-energy,teacher,brightness}" in ended.stdout
     with pytest.raises(InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"):
         find_class(MASKS, "early")
