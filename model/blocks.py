@@ -23,9 +23,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor, weights: Weights | None = None) -> Tensor:
         dtype = x.dtype if x.is_cuda else torch.float32
-        weights = weights or cast_together(self.weights(), dtype)
+        weight, bias = weights or cast_together(self.weights(), dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x.to(dtype), self.normalized_shape, *weights, self.eps).to(x.dtype)
+            return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
 
 class Dropout(nn.Dropout):

@@ -3,6 +3,7 @@
 One in a file of its own subclasses MaskingStrategy and needs a line in the registry.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -82,8 +83,8 @@ class AdaptiveMasking(MaskingStrategy):
         if config.sampler == "mlp":
             self.body = nn.Sequential(Linear(width, width))
         else:
-            options = {"qv_bias": False, "dropout": 0.1, "norm_eps": 1e-5}
-            self.body = nn.Sequential(*(Block(width, SAMPLER_HEADS, **options) for _ in range(config.sampler_depth)))
+            make_block = partial(Block, width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5)
+            self.body = nn.Sequential(*(make_block() for _ in range(config.sampler_depth)))
         self.logit = nn.Linear(width, 1)
 
     def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:

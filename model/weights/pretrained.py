@@ -145,7 +145,8 @@ def run_config(run: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{run} is not a run directory: it has no config.yaml")
     values = read_yaml(file)
-    if not isinstance(values, dict) or not all(isinstance(values.get(part), dict) for part in ("model", "data")):
+    parts = [values.get("model"), values.get("data", {})] if isinstance(values, dict) else [values]
+    if not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
     return values
 
@@ -159,10 +160,10 @@ def trained_rate(path: Path) -> dict[str, Any]:
     """Read data.frame_stride or data.fps of a run or an export of one, by name; a stride of 4 of anything else."""
     file = find_file(path)
     if (run := run_of(file)) is not None:
-        data = run_config(run)["data"]
+        data = run_config(run).get("data", {})
     else:
         known = read_metadata(file) if file.suffix == ".safetensors" else {}
-        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file, dict[str, float])
+        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file, dict[str, int | float])
     for name in ("frame_stride", "fps"):
         if isinstance(data.get(name), int | float) and data[name] > 0:
             return {name: data[name]}
