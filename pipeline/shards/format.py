@@ -158,7 +158,6 @@ class Report(TypedDict, total=False):
     """Statistics of a dataset, for people."""
 
     hours: float
-    num_sources: Bytes
     class_histogram: dict[str, Bytes]
     duplicates: list[list[str]]  # sources of equal bytes
     conflicts: list[list[str]]  # those of them that have different labels
