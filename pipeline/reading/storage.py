@@ -134,14 +134,14 @@ class ObjectStore:
         raise AssertionError
 
 
-def call_with_timeout(call: Callable[[], T], timeout: float) -> T:
-    """Call in a thread; raise TimeoutError after `timeout` seconds.
+def call_with_timeout(call: Callable[[], T], timeout: float, option: str = "data.download_timeout_s") -> T:
+    """Call in a thread; raise TimeoutError after `timeout` seconds, which `option` has set.
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
     future = run_in_thread(call, "request")
     if not wait([future], timeout).done:
-        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+        raise TimeoutError(f"no answer in {timeout:g} s ({option})")
     return future.result()
 
 
