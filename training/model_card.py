@@ -11,7 +11,8 @@ from model.state_dict import StateDict
 from model.weights.hub import TIMM_FILE
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
-from training.report import current_metrics, read_metrics
+from training.report import read_metrics
+from training.summary import find_result
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 # Options that say where something lies on the machine of the run.
@@ -39,6 +40,6 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
         recipe={key: printable(value) for key, value in changed.items() if key not in LOCAL},
-        results=current_metrics(read_metrics(run)) if run else {},
+        results=find_result(read_metrics(run))[1] if run else {},
     )  # fmt: skip
     write_text(file.parent / "README.md", card)

@@ -120,6 +120,8 @@ def block_in_bf16(block: Block, x: Tensor) -> Tensor:
 def test_separable_positions_tell_axes_apart(width: int) -> None:
     table = position_table("separable-3d", (2, 3, 4), width).view(2, 3, 4, width)
     assert table.flatten(0, 2).unique(dim=0).shape == (24, width)
+    longer = position_table("separable-3d", (16, 3, 4), width)
+    assert torch.equal(longer[:24], table.flatten(0, 2)), "a place has the same position in longer clips"
     for axis in range(3):
         # Along one axis only its own channels change, and these do not depend on the other two.
         step = table.diff(dim=axis)

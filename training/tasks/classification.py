@@ -158,6 +158,6 @@ class Classification(Task):
         if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
-            self.baselines = self.baselines or self.held_out.evaluate_pixels(self.dist)
+            self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
             found = self.baselines | found
         log.evaluation(step, found)
