@@ -20,7 +20,6 @@ from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import UNLABELED
 from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_ranks
 
@@ -161,15 +160,10 @@ def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray,
 
 def check_labels(dataset: ShardDataset) -> None:
     """Raise InputError if a video has no label; one of several may have none of the classes."""
-    if not dataset.info.classes:
+    if not dataset.info.classes or dataset.info.num_unlabeled:
         raise InputError(
-            f"{dataset.folder} has no labels: create the shards from class folders or with annotations"
-            " (shard_tools/make_shards.py)"
-        )
-    if dataset.info.num_unlabeled:
-        index = int(np.argmax(dataset.column("label") == UNLABELED))
-        raise InputError(
-            f"{dataset.where(index)} has no label; dataset.json says all have one: create the shards again"
+            f"{dataset.folder} has {'videos without a label' if dataset.info.classes else 'no labels'}: create the"
+            " shards from class folders or with annotations (shard_tools/make_shards.py)"
         )
 
 

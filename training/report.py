@@ -23,15 +23,15 @@ from training.summary import describe_scores, find_result
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CORRUPT_VIDEOS = 50  # listed
 RECENT = 20  # rows whose median tells how long a step takes
-CHARTS = (
-    ("loss", "reconstruction_loss", "evaluation/reconstruction_loss", "evaluation/nll"),
-    tuple(f"evaluation/{name}" for name in "knn_top1 majority_top1 pixel_top1 top1 top5 mAP".split()),
-    *(
-        [name]
-        for name in ("accuracy", "evaluation/rankme", "clips_per_second", "data_wait_fraction", "lr", "grad_norm")
-    ),
-    *([name] for name in ("sampler_entropy", "peak_memory_gib", "skipped_updates")),
-)
+CHARTS = [
+    chart.split()
+    for chart in (
+        "loss reconstruction_loss evaluation/reconstruction_loss evaluation/nll",
+        "evaluation/knn_top1 evaluation/majority_top1 evaluation/pixel_top1 evaluation/top1 evaluation/top5",
+        *("evaluation/mAP", "evaluation/rankme", "accuracy", "sampler_entropy", "lr", "grad_norm", "skipped_updates"),
+        *("clips_per_second", "data_wait_fraction", "peak_memory_gib"),
+    )
+]
 
 
 def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:

@@ -144,7 +144,8 @@ class Classification(Task):
         has all that evaluate.py needs, if no better one is there."""
         if self.validation is None:
             return
-        model, config = self.model if self.average is None else self.average.module, self.config
+        model: Any = self.model if self.average is None else self.average.module
+        config = self.config
         evaluator = Evaluator(
             self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
         )
