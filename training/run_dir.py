@@ -126,7 +126,7 @@ class RunDir:
         state = start
         if self.checkpoint is not None:
             if self.dist.is_node_main:
-                check_checkpoint(self.checkpoint, start, list(modules))
+                check_checkpoint(self.checkpoint, start)
             self.dist.barrier()
             state = load_checkpoint(self.checkpoint, modules, optimizer)
         if self.dist.is_main:

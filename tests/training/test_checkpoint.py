@@ -56,7 +56,7 @@ class Small:
     def load(self, expected: TrainState = STATE) -> TrainState:
         """As a run does with its newest checkpoint."""
         newest = list_checkpoints(self.folder)[-1]
-        checkpoint.check_checkpoint(newest, expected, ["model"])
+        checkpoint.check_checkpoint(newest, expected)
         return checkpoint.load_checkpoint(newest, {"model": self.model}, self.optimizer)
 
     def saved(self) -> list[str]:
@@ -135,7 +135,6 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"step": [
           for step in (10**12, 1)),
         *((edit(lambda manifest, sha256=sha256: manifest.update(sha256=sha256)), "is damaged")
           for sha256 in ({"../config.yaml": "0" * 64}, {WEIGHTS: "0"}, {WEIGHTS: 1}, 3, ["a"])),
-        (edit(lambda manifest: manifest.update(sha256={})), f"does not list {WEIGHTS}"),
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, two, damage, said):

@@ -123,13 +123,6 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(arguments, tmp_pa
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
 
 
-def test_a_command_with_bad_input_ends_with_one_sentence(arguments, tmp_path):
-    done = forked.run([sys.executable, ROOT / "train.py", *arguments, "data.shards=/nowhere"])
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
