@@ -88,19 +88,6 @@ class ObjectStore:
         """Write a small file."""
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one, by a conditional write; return whether it now holds `data`."""
-
-        def create() -> None:
-            try:
-                self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
-            except OSError:  # not all clients call it FileExistsError, and an answer that was lost has a second request
-                if self.read(name) is None:
-                    raise
-
-        self._retry("written to", create, name)
-        return self.read(name) == data
-
     def upload(self, file: Path, name: str) -> None:
         """Write a file that others may be reading: they see the earlier one or this, never half of it."""
         target = f"{self._root}/{name}"
