@@ -24,8 +24,7 @@ from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, n
 from common.devices import choose_device
 from common.errors import run_command
 from kernels.clip_tables import color_matrix, frame_bytes
-from kernels.crop_resize import crop_resize
-from kernels.decoded_clips import DecodedClips
+from kernels.crop_resize import DecodedClips, crop_resize
 from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
