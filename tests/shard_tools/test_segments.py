@@ -59,7 +59,7 @@ def collect(path: Path, segments: list[Segment | None], labels: list[str] | None
 def build(inputs: Inputs, folder: Path, part: Part = (0, 1), jobs: Any = run_here, **settings: Any) -> None:
     maker = Build(folder, Settings(**({"frame_stride": 1} | settings)), part)
     with maker.lock():
-        while plan := maker.plan(inputs, [], False):
+        while plan := maker.plan(inputs, []):
             list(maker.run(plan, inputs, lambda wanted: jobs(process_job, wanted)))
             if maker.finish(plan) is not None:
                 return
