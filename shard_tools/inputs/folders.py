@@ -83,7 +83,7 @@ def label_folders(counts: Mapping[str, int], options: ListOptions, where: str) -
 
 def _are_unclear(classes: dict[str, str], counts: Mapping[str, int], options: ListOptions, where: str) -> bool:
     """Whether folders are hardly classes; raise InputError if so, unless these are none then."""
-    videos = {name: 0 for name in sorted({*classes.values()})}
+    videos = dict.fromkeys(sorted({*classes.values()}), 0)
     for folder, name in classes.items():
         videos[name] += counts[folder]
     names = ", ".join(map(printable, [*videos][:NUM_NAMED]))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -408,21 +407,6 @@ def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> No
     assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
 
 
-def test_files_that_are_as_long_as_their_segments_are_trimmed(
-    tmp_path: Path, generate: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(generate("--num-frames", "50"), tmp_path / "AAAAAAAAAAA.mp4")  # 2 s
-    head = "label,youtube_id,time_start,time_end\n"
-    for times, name in (("60,62", "AAAAAAAAAAA.mp4"), ("60,60.5", "AAAAAAAAAAA.mp4#t=60,60.5")):
-        (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,{times}\n")
-        assert labels_by_name(tmp_path / "train.csv") == {name: "run"}
-    (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,0,2\n")
-    assert labels_by_name(tmp_path / "train.csv") == {"AAAAAAAAAAA.mp4#t=0,2": "run"}, "either is the same"
-    (tmp_path / "train.csv").write_text(f"{head}run,AAAAAAAAAAA,60,62\n")
-    make(tmp_path / "train.csv", tmp_path / "out", "--dry-run")
-    assert "1 files are segments already (none is longer than its segment)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "walk_on/AAAAAAAAAAA_12_22.mp4"])
 def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> None:
     make_folder(tmp_path / "videos", {name: "", "video_000000.mp4": "", "video_0.mp4": ""})
@@ -434,6 +418,7 @@ def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> 
     (tmp_path / "list.csv").write_text("\n".join(["path,start,end,label", *rows]))
     whole = {"videos/video_000000.mp4#t=0,0.2": "a", "videos/video_0.mp4#t=0,0.2": "a"}  # whose numbers are no starts
     assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label} | whole
+    assert labels_by_name(tmp_path / "list.csv", start="none").keys() == {row.partition(",")[0] for row in rows}
 
 
 def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: Any) -> None:
