@@ -94,7 +94,6 @@ class ColumnDetector:
 
     def detect(self) -> Columns:
         """Take the columns that options name, then those that are called by the vocabulary, or by the format."""
-        self._require_readable()
         label_is_folder = self.options.label == FOLDER and FOLDER not in self.names
         path, label = self._find_path(), None if label_is_folder else self.resolve("label")
         times = self._resolve_times()
@@ -102,7 +101,8 @@ class ColumnDetector:
         free = [column for column in self.columns if column.number not in used]
         if not self.table.columns:
             self.format = self._find_layout(path, free)
-            self._require_readable()
+        if self.format.error:
+            raise self.error(self.format.error, self.format.fix)
         if not (self.options.start or self.options.end):
             times = self._find_times(path, free) or self._find_pairs(free)
         subset = next((column for column in free if column.role in formats.SUBSETS), None)
@@ -125,10 +125,6 @@ class ColumnDetector:
             subset=subset.number if subset else None,
             sign=sign.number if sign else None,
         )
-
-    def _require_readable(self) -> None:
-        if self.format.error:
-            raise self.error(self.format.error, self.format.fix)
 
     def resolve(self, role: str) -> Column | None:
         """Return the column that an option names, by its name or its number from 1; None if it is not given."""

@@ -22,7 +22,6 @@ from shard_tools.inputs.table_reader import Table, read_table
 
 FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
 CAPTION_WORDS = 3
-YOUTUBE = re.compile(r"youtu(?:be\.com/watch\?v=|\.be/)([\w-]{11})")
 MAX_KINDS = 100_000  # different labels, above which at least half of the rows must repeat one
 
 
@@ -95,8 +94,6 @@ class ListReader:
 
     def _read_name(self, row: Row) -> str:
         name = cells.to_path(get_cell(row, self.columns.path))
-        if "youtu" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
-            name = page[1]
         return name and name + self.options.suffix
 
     def _make_item(self, row: Row) -> Item:

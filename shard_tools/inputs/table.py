@@ -150,14 +150,11 @@ class Inputs:
         groups: dict[str, Counter[str]] = {}
         group_by_source: dict[str, str] = {}
         sides: dict[str, bool] = {}
-        for source, labels, fields in self._table.run(
-            "SELECT source, labels, fields FROM items ORDER BY source, rowid"
-        ):
+        rows = self._table.run("SELECT source, labels, fields FROM items ORDER BY source, rowid")
+        for source, labels, fields in rows:
             group = group_of(source, json.loads(fields or "{}")) if group_of else source
-            if group_by_source.setdefault(source, group) != group:
-                raise InputError(
-                    f"{source} is of the groups {group_by_source[source]} and {group}: a file has only one"
-                )
+            if (other := group_by_source.setdefault(source, group)) != group:
+                raise InputError(f"{source} is of the groups {other} and {group}: a file has only one")
             groups.setdefault(group, Counter()).update(json.loads(labels) if labels else [""])
             if source in known and sides.setdefault(group, known[source]) != known[source]:
                 raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
@@ -169,18 +166,14 @@ class Inputs:
         if keep:
             kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
             missing = set().union(*groups.values()) - set().union(*(groups[group] for group in held_out))
-            self.notes.append(
-                f"held out: {len(held_out)} of {len(groups)} {kind}"
-                + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
-            )
+            note = f"; no video of {', '.join(map(printable, sorted(missing)))}" if missing else ""
+            self.notes.append(f"held out: {len(held_out)} of {len(groups)} {kind}{note}")
 
     def list_shared(self, other: "Inputs") -> list[str]:
         """List the files that `other` has too."""
         other._index()
-        return [source for source in self._list_sources() if other.location(source) is not None]
-
-    def _list_sources(self) -> list[str]:
-        return [source for (source,) in self._table.run("SELECT DISTINCT source FROM items ORDER BY source")]
+        sources = self._table.run("SELECT DISTINCT source FROM items ORDER BY source")
+        return [source for (source,) in sources if other.location(source) is not None]
 
     def __len__(self) -> int:
         return self._count("TRUE")
@@ -271,10 +264,8 @@ class Inputs:
         if not total or (bad <= limit * total and bad < total):
             return
         problems = "FROM items WHERE problem IS NOT NULL"
-        reasons = self._table.run(
-            f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT ?", NUM_REASONS
-        )
-        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in reasons)
+        most = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
+        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in self._table.run(most))
         rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
         names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
         share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
