@@ -1,11 +1,10 @@
-"""Plots of a classifier's results: confusion matrix, worst mistakes."""
+"""Plots of a classifier's results: the confusion matrix."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 from matplotlib.figure import Figure
 
 from common.atomic_io import atomic_write
@@ -34,36 +33,6 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(image, ax=axes, fraction=0.046, label="fraction of the true label's videos")
-    return figure
-
-
-def plot_kept(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the score over the fraction of tokens that was encoded, a line for each way of choosing them."""
-    name = "top1" if "top1" in rows[0] else "mAP"
-    figure = Figure(figsize=(5, 4))
-    axes = figure.subplots()
-    for by in dict.fromkeys(row["by"] for row in rows):
-        points = [(row["keep"], row[name]) for row in rows if row["by"] == by]
-        axes.plot(*zip(*points, strict=True), marker="o", label=by)
-    axes.set(xlabel="fraction of the tokens encoded", ylabel=name, xscale="log")
-    fractions = sorted({row["keep"] for row in rows})
-    axes.set_xticks(fractions, [f"{fraction:g}" for fraction in fractions])
-    axes.minorticks_off()
-    axes.legend(title="tokens chosen")
-    return figure
-
-
-def plot_mistakes(mistakes: Sequence[dict[str, Any]], strips: Sequence[UInt8[np.ndarray, "H W 3"]]) -> Figure:
-    """Plot a strip of frames of each misclassified video."""
-    width, title = 10, 0.25  # inches
-    heights = [width * strip.shape[0] / strip.shape[1] + title for strip in strips]
-    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
-    rows = figure.subplots(len(mistakes), squeeze=False, height_ratios=heights).flat
-    for axes, mistake, strip in zip(rows, mistakes, strips, strict=True):
-        axes.axis("off")
-        axes.imshow(strip)
-        text = "{source}: true {label}, predicted {predicted} (p = {probability:.2f})".format_map(mistake)
-        axes.set_title(_plain(text), fontsize=8)
     return figure
 
 

@@ -52,16 +52,20 @@ class Layout(NamedTuple):
         return cls(label, width, round(width / aspect), min_width // 80)
 
 
-def render_sheet(rows: Sequence[Row], columns: Sequence[int], min_width: int = MIN_WIDTH) -> Image.Image:
-    """Stack rows, each with its label and its frames `columns`."""
+def render_sheet(
+    rows: Sequence[Row], columns: Sequence[int], min_width: int = MIN_WIDTH, captions: Sequence[str] = ()
+) -> Image.Image:
+    """Stack rows, each with its label and its frames `columns`; below, a caption for each column."""
     layout = Layout.fit(len(columns), max(row.aspect for row in rows), min_width)
-    side = layout.height + GAP
-    canvas = Image.new("RGB", (layout.label + len(columns) * (layout.width + GAP), len(rows) * side), "white")
+    width, side = layout.width + GAP, layout.height + GAP
+    foot = 2 * layout.font if captions else 0
+    canvas = Image.new("RGB", (layout.label + len(columns) * width, len(rows) * side + foot), "white")
     for number, row in enumerate(rows):
         draw_text(canvas, (GAP, number * side + GAP), _wrap(row.label, layout.label, layout.font), layout.font)
         for column, frame in enumerate(columns):
-            cell = row.render(frame, layout.height)
-            canvas.paste(cell, (layout.label + column * (layout.width + GAP), number * side))
+            canvas.paste(row.render(frame, layout.height), (layout.label + column * width, number * side))
+    for column, caption in enumerate(captions):
+        draw_text(canvas, (layout.label + column * width, len(rows) * side), caption, layout.font)
     return canvas
 
 
@@ -97,11 +101,11 @@ def save_image(image: Image.Image, path: Path) -> None:
 
 
 def draw_text(canvas: Image.Image, corner: tuple[int, int], text: str, size: int) -> None:
-    ImageDraw.Draw(canvas).multiline_text(corner, text, fill="black", font=font(size), spacing=2)
+    ImageDraw.Draw(canvas).multiline_text(corner, text, fill="black", font=_font(size), spacing=2)
 
 
 @cache
-def font(size: int) -> ImageFont.FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)  # Pillow's own lacks ×
 
 

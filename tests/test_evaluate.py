@@ -22,7 +22,7 @@ from tiny import TINY
 
 import extract_features
 from common.errors import InputError
-from evaluate import evaluate, find_worst_mistakes, list_predictions, make_results, parse_arguments
+from evaluate import evaluate, list_predictions, make_results, parse_arguments
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
@@ -83,7 +83,6 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert all(row["source"].startswith(row["label"]) and 0.5 <= float(row["probability"]) <= 1 for row in rows)
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right == round(16 * results["top1"])
-    assert (tmp_path / "mistakes.png").exists() == (right < 16)
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
@@ -216,9 +215,8 @@ def test_the_worst_mistakes_come_first(synthetic_shards):
         probabilities[video] = 1 - confidence
         probabilities[video, 1 - labels[video]] = confidence
     predictions = list_predictions(Predictions(probabilities, labels), dataset)
-    assert find_worst_mistakes(predictions) == [5, 3, 9]
-    assert predictions[5]["key"] == dataset.samples[5].key
-    assert predictions[5]["probability"] == pytest.approx(0.99)
+    assert [row["key"] for row in predictions[:3]] == [dataset.samples[video].key for video in (5, 3, 9)]
+    assert [row["probability"] for row in predictions[:4]] == pytest.approx([0.99, 0.9, 0.6, 0.7])
 
 
 def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):
@@ -300,7 +298,6 @@ def test_a_curve_over_the_share_of_tokens(run_folder, tiny_run, synthetic_shards
     for by in ("adaptive", "motion", "random"):
         assert rows[by, 1]["nll"] == pytest.approx(results["nll"], rel=1e-5), "all tokens, whatever chose them"
         assert rows[by, 0.25]["nll"] != results["nll"]
-    assert Image.open(tmp_path / "a/kept.png").size[0] > 100
     again = results_of(tmp_path / "b", run_folder, synthetic_shards, "--keep", "0.25", "--batch-size", "3", *sampler)
     for row in again["kept"]:
         assert row["nll"] == pytest.approx(rows[row["by"], 0.25]["nll"], rel=1e-5), "in any batch"
