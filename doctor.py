@@ -2,8 +2,9 @@
 
 Prints versions and devices, how fast SHARDS are loaded, as the run of --config would and in other ways, the speed and
 memory of its training step, how long it would take, and whether it would be data-bound. Under torchrun, started as the
-run will be, all ranks measure at the same time, and an all-reduce of the gradients is timed. A failed check is a line
-that begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of shards into their cache.
+run will be, all ranks measure at the same time, an all-reduce of the gradients is timed, and the slowest rank is named.
+A failed check is a line that begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of
+shards into their cache.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from itertools import chain, repeat
 from typing import Any
@@ -103,7 +103,7 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.harness import noise_clip, time_calls
+from benchmarks.harness import noise_clip
 from benchmarks.memory_vs_ratio import describe_memory
 from benchmarks.step import PretrainingStep
 from common.devices import choose_device, choose_precision
@@ -226,13 +226,17 @@ def time_loader(run: PlannedRun, data: DataConfig, plan: TrainingPlan) -> tuple[
 
 
 def measure_step(run: PlannedRun) -> Iterator[str]:
-    """Time training steps on random clips, on a CPU of as many as --seconds allow; of several ranks an all-reduce."""
+    """Time this rank's steps on random clips, on a CPU of as many as --seconds allow, and then an all-reduce."""
     config, count, dist = run.config, run.first_batch, run.dist
     step = PretrainingStep(Pretraining(config, None, dist), config.compile)
 
     def time_step(repetitions: int) -> float:
         clip = noise_clip(config.model, count, dist.device)
-        return time_calls(partial(step, clip), dist.device, warmup=1, repetitions=repetitions).median_ms / 1000
+        step(clip)["loss"].item()  # the first one takes longer
+        start = time.perf_counter()
+        for _ in range(repetitions):
+            step(clip)["loss"].item()
+        return (time.perf_counter() - start) / repetitions
 
     seconds = time_step(1)
     if count < config.batch_size:
@@ -262,6 +266,16 @@ def measure_all_reduce(num_gradients: int, dist: Distributed) -> str:
         f"all-reduce of the gradients ({format_bytes(gradients.nbytes)}) over {dist.world_size} ranks by {backend}:"
         f" {1000 * seconds:.3g} ms, {format_bytes(moved / seconds)}/s per rank; a step hides some of it{advice}"
     )
+
+
+def compare_ranks(run: PlannedRun) -> Iterator[str]:
+    """Name the rank whose steps take longest, and the one whose loader is slowest."""
+    if run.dist.world_size > 1:
+        speeds = run.step_speed, run.loader_speeds.get(CONFIGURED)
+        hosts, *columns = zip(*run.dist.gather((socket.gethostname(), *filter(None, speeds))), strict=True)
+        for what, values in zip(("trains", "loads"), columns, strict=False):
+            rank, median = values.index(min(values)), statistics.median(values)
+            yield f"rank {rank} on {hosts[rank]} {what} {values[rank]:.3g} clips/s, the median is {median:.3g}"
 
 
 def predict_memory(run: PlannedRun) -> Iterator[str]:
@@ -312,6 +326,7 @@ CHECKS = {
     "dataset": describe_dataset,
     "loading": measure_loading,
     "step": measure_step,
+    "slowest": compare_ranks,
     "memory": predict_memory,
     "duration": estimate_duration,
     "verdict": compare_speeds,

@@ -3,9 +3,9 @@
 Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
-from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video, the most
-confident mistakes first) and, but for a multi-label classifier, confusion.png to --output. With --keep, results.json
-also has the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
+from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident
+mistakes first) and results.json to --output, with the scores of each class and a confusion matrix. With --keep, it also
+has the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
 pre-training.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
@@ -72,7 +72,6 @@ from safetensors import safe_open
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import format_duration, log
-from figures.classification import plot_confusion, save_figure
 from model.classifier import load_classifier
 from model.encoder import SELECTIONS
 from model.weights import pretrained
@@ -251,8 +250,6 @@ def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str
 def write_results(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     predictions = list_predictions(found, dataset)
-    if "confusion" in results:
-        save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
     table = io.StringIO()
     writer = csv.DictWriter(table, list(predictions[0]), lineterminator="\n")
     writer.writeheader()

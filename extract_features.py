@@ -162,15 +162,13 @@ def main(options: argparse.Namespace) -> int:
     given = {"frame_stride": options.frame_stride, "fps": options.fps}
     data = DataConfig(**(given if any(given.values()) else trained_rate(model)))
     stride = options.stride or length
-    settings = {"model": str(find_file(model).resolve()), "stride": stride, "pad": options.pad}
-    settings |= {name: getattr(data, name) for name in given}
+    settings = {"model": str(find_file(model).resolve()), "stride": stride, "frame_stride": data.frame_stride}
+    settings |= {"fps": data.fps} | {name: getattr(options, name) for name in ("pad", "keep", "tokens", "format")}
     if options.keep != 1:
-        settings["keep"] = options.keep
         encode(encoder, np.zeros((1, length, *size, encoder.config.in_channels), np.uint8), options)  # raises early
-
     part, num_parts = options.part
     listed = list(islice(list_videos(options.input, size, data), part - 1, None, num_parts))  # raises if there are none
-    write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
+    write_settings(options.output, settings | changes)
     videos = [video for video in listed if not find_output(options, video).exists()]
     windows = (window for video in videos for window in cut_windows(video, length, stride, options.pad))
     num_bad = 0
@@ -203,12 +201,11 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
 
 def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
-    if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
-        yield from list_samples(ShardDataset.open(place), "", size, data)
-        return
-    if splits := find_splits(Path(place)):
-        for split in splits:
-            yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
+    is_dataset = is_remote(place) or (Path(place) / DATASET_FILE).is_file()
+    datasets = {"": place} if is_dataset else {f"{split.name}/": str(split) for split in find_splits(Path(place))}
+    for prefix, folder in datasets.items():
+        yield from list_samples(ShardDataset.open(folder), prefix, size, data)
+    if datasets:
         return
     for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.

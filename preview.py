@@ -39,7 +39,7 @@ import torch
 
 from common.logging import log
 from figures.clips import describe_sample
-from figures.sheet import Row, render_animation, render_sheet, save_animation, save_image
+from figures.sheet import Layout, Row, render_animation, render_sheet, save_animation, save_image
 from pipeline.decoding.sources import decode_frames
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
@@ -69,8 +69,8 @@ def main(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     columns = min(COLUMNS, num_frames)
     frames = [column * num_frames // columns for column in range(columns)]
-    save_image(render_sheet(rows, frames), options.output / "preview.png")
-    save_animation(render_animation(rows, per_line=2), options.output / "preview.gif")
+    save_image(render_sheet(rows, frames, Layout.fit(rows, columns)), options.output / "preview.png")
+    save_animation(render_animation(rows), options.output / "preview.gif")
     log(f"wrote {options.output}/preview.png and preview.gif: {len(batch.clip)} clips of batch {options.first}")
 
 

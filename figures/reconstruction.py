@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.logging import escape
-from figures.sheet import MIN_WIDTH, Row, render_sheet
+from figures.sheet import MIN_WIDTH, Layout, Row, render_sheet
 from model.config import ModelConfig
 from model.maps import Maps
 from pipeline.shards.arrays import to_rgb
@@ -73,7 +73,8 @@ def render_figure(
     """Stack rows, a column per token frame, or per several of long clips, with the `times` of the frames (in seconds)
     below."""
     columns = range(0, len(rows[0].cells), config.tubelet_size * math.ceil(config.grid[0] / MAX_COLUMNS))
-    return render_sheet(rows, columns, min_width, [f"{times[frame]:.2f} s" for frame in columns])
+    layout = Layout.fit(rows, len(columns), min_width)
+    return render_sheet(rows, columns, layout, [f"{times[frame]:.2f} s" for frame in columns])
 
 
 def color_features(features: Float[Tensor, "t h w D"]) -> UInt8[np.ndarray, "t h w 3"]:

@@ -29,6 +29,7 @@ CONFIG = {
     "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
     "mask_ratio": 0.75,
 }  # fmt: skip
+SQUARE = sheet.Row("", np.zeros((8, 32, 32, 3), np.uint8))
 
 
 @pytest.fixture
@@ -66,12 +67,12 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert "skipped c, which cannot be decoded: it is a text file" in capsys.readouterr().err
     with Image.open(run / "figures/a.gif") as moving:
         assert moving.n_frames == 8
-    layout = Layout.fit(4)  # of 4 token frames
+    layout = Layout.fit([SQUARE], 4)  # of 4 token frames
     with Image.open(run / "figures/a.png") as picture:
         assert picture.width >= 1600
         assert picture.height == 7 * (layout.height + GAP) + 2 * layout.font  # times are below the rows
 
-    layout = Layout.fit(4, min_width=1000)
+    layout = Layout.fit([SQUARE], 4, min_width=1000)
     picture, side = np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :], layout.height + GAP
     first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)
@@ -89,7 +90,7 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: tor
     assert is_masked.float().mean() == 0.5
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
-    layout = Layout.fit(4)
+    layout = Layout.fit([SQUARE], 4)
     side, token = layout.height + GAP, layout.height // 4
     for t in range(4):
         corner = layout.label + t * side
@@ -199,8 +200,8 @@ def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
 def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     wide = sheet.Row("frames", np.zeros((2, 30, 40, 3), np.uint8))
     tall = sheet.Row("clip", np.full((2, 32, 32, 3), 200, np.uint8))
-    layout = Layout.fit(2, aspect=4 / 3)
-    picture = np.asarray(sheet.render_sheet([wide, tall], range(2)))[:, layout.label :]
+    layout = Layout.fit([wide, tall], 2)
+    picture = np.asarray(sheet.render_sheet([wide, tall], range(2), layout))[:, layout.label :]
     assert (picture[: layout.height, : layout.width - 1] == 0).all()  # but for rounding
     square = picture[layout.height + GAP :][: layout.height]
     assert (square[:, : layout.height] == 200).all()

@@ -111,13 +111,14 @@ def test_the_verdict(monkeypatch):
 
 
 @pytest.mark.slow
-def test_several_ranks_time_their_network():
+def test_several_ranks_time_their_network_and_name_the_slowest():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "doctor.py"]
     arguments = [*torchrun, *TINY, "--seconds", "0.05", "global_batch=6", "steps=5"]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  machine ") == 1, "one rank reports"
     assert re.search(r"all-reduce of the gradients \(.*\) over 2 ranks by gloo: .* ms, .*/s per rank", done.stdout)
+    assert re.search(r"slowest       rank [01] on \S+ trains \S+ clips/s, the median is ", done.stdout)
     assert "5 steps of 6 clips" in done.stdout
 
 
