@@ -66,12 +66,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from common.atomic_io import atomic_write, write_json
@@ -97,13 +96,10 @@ from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import find_ticks
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import (
-    START,
-    Timing,
-    assign_ticks,
     open_source,
-    read_frames,
     read_timing,
     require_complete,
+    seek_frames,
     subsample,
 )
 from shard_tools.inputs import Item, ListOptions, read_inputs
@@ -253,35 +249,14 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             aspect = stream.sample_aspect_ratio
         step = find_step(item.source, timing.rate, data)
         first, end = find_ticks(item.segment, timing) if item.segment else (0, math.inf)
-        start, frames = split_first(seek_frames(path, timing, first))
-        width, height = Pose.read(start[1], aspect).display_size(start[1].width, start[1].height)
-        scaler = make_scaler(round(width), round(height), size)
+        scaler, frames = None, seek_frames(partial(open_source, path), timing, first)
         for count, frame in enumerate(subsample(frames, step, first)):
             if (tick := first + count * step) >= end:
                 return
+            if scaler is None:
+                width, height = Pose.read(frame, aspect).display_size(frame.width, frame.height)
+                scaler = make_scaler(round(width), round(height), size)
             yield int(count * step), float(tick / timing.rate), scaler(frame)
-
-
-def seek_frames(path: Path, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start, if none can be decoded."""
-    point = timing.find_seek_point(first)
-    with open_source(path) as (container, stream):
-        frames = assign_ticks(read_frames(container, stream, point), timing, point.number)
-        try:
-            _, frames = split_first(frames)
-        except UnusableError:
-            if point == START:
-                raise
-        else:
-            yield from frames
-            return
-    yield from seek_frames(path, timing, 0)
-
-
-def split_first(items: Iterator[T]) -> tuple[T, Iterator[T]]:
-    """Return the first item, and all of them."""
-    first = next(items)
-    return first, chain([first], items)
 
 
 def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:

@@ -15,9 +15,8 @@ from torch import Tensor
 from common.errors import InputError
 from common.logging import log, printable
 from pipeline.config import DataConfig
-from pipeline.decoding.array_source import scale_frames
 from pipeline.decoding.containers import VIDEO_EXTENSIONS
-from pipeline.decoding.sources import decode_frames
+from pipeline.decoding.sources import decode_frames, scale_frames
 from pipeline.planning.crops import FrameSize, view_crop
 from pipeline.planning.plan import check_strides, frame_step, strided_frames
 from pipeline.reading.reader import Reader
@@ -99,7 +98,7 @@ def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterato
         check_strides(dataset, data)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            shard, title = Path(dataset.shards[int(dataset.shard_of[index])]), describe_sample(dataset, sample)
+            shard, title = Path(dataset.shards[int(dataset.shard_of(index))]), describe_sample(dataset, sample)
             yield Source(sample.key.replace("/", "_"), title, shard, partial(reader.read, index), sample)
         return
     path = Path(place)
