@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -112,7 +112,7 @@ import torch
 from torch import nn
 
 from benchmarks.memory_vs_ratio import describe_memory
-from common.devices import choose_device, choose_precision
+from common.devices import autocast_to, choose_device, choose_precision
 from pipeline.config import Decoder
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import FrameSize
@@ -125,7 +125,6 @@ from training.optimizer import make_optimizer
 from training.parallelize import parallelize
 from training.schedule import Schedule
 from training.startup_warnings import MAX_CHECKED, startup_warnings
-from training.stragglers import StragglerDetector
 from training.tasks.pretraining import Pretraining
 
 
@@ -272,25 +271,29 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
     task = Pretraining(config, None, dist)
     optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
     model = parallelize(task, optimizer, config, dist, count)
-    stragglers = StragglerDetector(dist)
-    stragglers.watch(model)
 
-    def take_steps(number: int) -> float:
+    def forward(batch: Batch) -> torch.Tensor:
+        with autocast_to(dist.device, config.precision):
+            return task.loss(task.model, batch)[0]
+
+    def step(batch: Batch) -> torch.Tensor:
+        return train_step(model, task, [batch], optimizer, config.optimizer.base_lr, config)["loss"]
+
+    def measure(call: Callable[[Batch], torch.Tensor], number: int) -> float:
         shape = count, sizes.num_frames, *FrameSize.of(sizes.image_size), sizes.in_channels
         clip = torch.randint(0, 256, shape, dtype=torch.uint8, device=dist.device)
         batch = Batch(clip, torch.zeros(count, dtype=torch.int64), [""] * count, list(range(count)))
         start = time.perf_counter()
         for _ in range(number):
-            train_step(model, task, [batch], optimizer, config.optimizer.base_lr, config)["loss"].item()
+            call(batch).item()
         return (time.perf_counter() - start) / number
 
-    take_steps(1)  # which takes longer
+    measure(step, 1)  # which takes longer
     if count < config.batch_size:
-        count = max(count, min(config.batch_size, int(count * run.seconds / take_steps(1))))
-    steps = max(dist.gather(math.ceil(run.seconds / take_steps(1))))  # all ranks take as many
-    stragglers.measure(1, 0.0)
-    run.step_speed = count / take_steps(steps)
-    run.forward_ms = stragglers.measure(steps, 0.0)["forward_ms"]
+        count = max(count, min(config.batch_size, int(count * run.seconds / measure(step, 1))))
+    steps = max(dist.gather(math.ceil(run.seconds / measure(step, 1))))  # all ranks take as many
+    run.step_speed = count / measure(step, steps)
+    run.forward_ms = 1000 * measure(forward, steps)
     precision = choose_precision(dist.device, config.precision)
     yield (
         f"{run.step_speed:.3g} clips/s{' per rank' * (dist.world_size > 1)}: pre-training, size {sizes.size},"

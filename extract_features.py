@@ -70,13 +70,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
-from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from common.atomic_io import atomic_write, write_json
@@ -102,13 +101,10 @@ from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import find_ticks
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import (
-    START,
-    Timing,
-    assign_ticks,
     open_source,
-    read_frames,
     read_timing,
     require_complete,
+    seek_frames,
     subsample,
 )
 from shard_tools.inputs import Item, ListOptions, read_inputs
@@ -272,29 +268,13 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             aspect = stream.sample_aspect_ratio
         step, scaler = find_step(item.source, timing.rate, data), None
         first, end = find_ticks(item.segment, timing) if item.segment else (0, math.inf)
-        for count, frame in enumerate(subsample(seek_frames(path, timing, first), step, first)):
+        for count, frame in enumerate(subsample(seek_frames(partial(open_source, path), timing, first), step, first)):
             if (tick := first + count * step) >= end:
                 return
             if scaler is None:
                 width, height = Pose.read(frame, aspect).display_size(frame.width, frame.height)
                 scaler = make_scaler(round(width), round(height), size)
             yield int(count * step), float(tick / timing.rate), scaler(frame)
-
-
-def seek_frames(path: Path, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start, if none can be decoded."""
-    start = timing.find_seek_point(first)
-    with open_source(path) as (container, stream):
-        frames = read_frames(container, stream, start)
-        try:
-            frames = chain([next(frames)], frames)
-        except UnusableError:
-            if start == START:
-                raise
-        else:
-            yield from assign_ticks(frames, timing, start.number)
-            return
-    yield from seek_frames(path, timing, 0)
 
 
 def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.arguments import ArgumentParser, PositiveInt
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
 from benchmarks.linear_baseline import classify
 from common.atomic_io import write_json
@@ -97,7 +97,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}")
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--labels", type=at_least(1), help="labeled videos to learn from (default: all)")
+    parser.add_argument("--labels", type=PositiveInt, help="labeled videos to learn from (default: all)")
     return parser.parse_args(arguments)
 
 

@@ -95,7 +95,7 @@ def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, str, 
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            shard = Path(dataset.shards[int(dataset.shard_of[index])])
+            shard = Path(dataset.shards[int(dataset.shard_of(index))])
             title = describe_sample(dataset, sample)
             yield sample.key.replace("/", "_"), title, shard, sample, partial(reader.read, index)
         return

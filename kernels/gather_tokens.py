@@ -65,8 +65,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 gather_tokens_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(batch: int, tokens: int, count: int, width: int, itemsize: int) -> tuple[int, int]:
-    """Count the bytes that forward and backward have to move (the table stays in the cache)."""
-    return 2 * batch * count * width * itemsize, batch * (tokens + count) * width * itemsize

@@ -141,8 +141,3 @@ def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(rows: int, tokens: int, itemsize: int) -> int:
-    """Count the bytes to move: logits in, ids and log-probabilities out."""
-    return rows * tokens * (itemsize + 8 + 4)

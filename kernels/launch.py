@@ -57,10 +57,10 @@ def triton_op(name: str) -> Callable[[Callable], Op]:
     return lambda function: Op(name, function)
 
 
-def block_width(width: int, largest: int = 256) -> int:
+def block_width(width: int) -> int:
     """A power of two for tiling rows of `width` values: one that divides it, where that leaves wide enough accesses."""
     divisor = width & -width
-    return min(largest, divisor if divisor >= 128 else next_power_of_2(width))
+    return min(256, divisor if divisor >= 128 else next_power_of_2(width))
 
 
 def rows_contiguous(x: Tensor) -> Tensor:

@@ -114,8 +114,3 @@ def patchify_op(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size:
         LINES=triton.next_power_of_2(tubelet_size * patch_size), WIDTH=triton.next_power_of_2(patch_size), num_warps=1,
     )  # fmt: skip
     return out
-
-
-def num_bytes(batch: int, count: int, values: int, itemsize: int) -> int:
-    """Count the bytes to move: one in and `itemsize` out for every value."""
-    return batch * count * values * (1 + itemsize)

@@ -72,8 +72,3 @@ def _backward(ctx: Any, grad: Tensor, _grad: Any) -> tuple:
 
 
 sampling_loss_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(batch: int, tokens: int, count: int) -> tuple[int, int]:
-    """Count the bytes that forward and backward have to move."""
-    return batch * (count * 16 + tokens * 4), batch * tokens * 8

@@ -88,9 +88,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 
 
 scatter_tokens_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(batch: int, tokens: int, num_visible: int, width: int, itemsize: int) -> tuple[int, int]:
-    """Count the bytes that forward and backward have to move (the table stays in the cache)."""
-    row = batch * width * itemsize
-    return row * (num_visible + tokens), row * (tokens - num_visible)

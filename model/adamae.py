@@ -15,9 +15,9 @@ from model.blocks import initialize
 from model.channels import prepare_clip
 from model.config import ModelConfig
 from model.encoder import Encoder, Features, encode
-from model.masking.mask import Mask, make_masking
+from model.masking import Mask, make_masking
 from model.registry import DECODERS, find_class
-from model.targets.target import Target, make_target
+from model.targets import Target, make_target
 from model.tokenizer import Tokenizer
 
 

@@ -3,12 +3,11 @@
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from common.errors import InputError
-from model.blocks import LayerNorm, Mlp, initialize
+from model.blocks import LayerNorm, initialize
 from model.casting import Linear
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
@@ -52,28 +51,6 @@ class VideoClassifier(nn.Module):
         load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))
 
 
-class AttentivePool(nn.Module):
-    """Cross-attention of one learned query over all tokens, and an MLP."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.latent = nn.Parameter(torch.zeros(1, 1, width))
-        self.q = Linear(width, width)
-        self.kv = Linear(width, 2 * width)
-        self.proj = Linear(width, width)
-        self.mlp = Mlp(width, 4 * width)
-        nn.init.trunc_normal_(self.latent, std=width**-0.5)
-
-    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        q, k, v = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part in (self.q(self.latent.expand(len(x), -1, -1)), *self.kv(x).chunk(2, dim=-1))
-        )
-        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return (x + self.mlp(x))[:, 0]
-
-
 class Probe(nn.Module):
     """A linear layer on the mean of a frozen encoder's tokens, or attentive pooling.
 
@@ -82,14 +59,18 @@ class Probe(nn.Module):
 
     def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
         super().__init__()
-        size = config.dimensions
+        width, num_heads = config.dimensions.encoder_width, config.dimensions.encoder_heads
         self.config = config
         self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
-        self.pool = AttentivePool(size.encoder_width, size.encoder_heads) if kind == "attentive" else None
+        self.pool: nn.Module | None = None
+        if kind == "attentive":
+            from timm.layers import AttentionPoolLatent  # takes seconds
+
+            self.pool = AttentionPoolLatent(width, num_heads=num_heads)
         # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
-        self.norm = nn.BatchNorm1d(size.encoder_width, affine=False, eps=1e-6)
-        self.head = Linear(size.encoder_width, num_classes)
+        self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
+        self.head = Linear(width, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 

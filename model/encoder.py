@@ -13,8 +13,7 @@ from kernels.noise import gumbel
 from model.blocks import Block, LayerNorm
 from model.channels import prepare_clip
 from model.config import ModelConfig
-from model.masking.adaptive import AdaptiveMasking
-from model.masking.mask import make_masking
+from model.masking import AdaptiveMasking, make_masking
 from model.tokenizer import Tokenizer, position_table
 
 Selection = Literal["adaptive", "motion", "random"]

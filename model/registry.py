@@ -9,17 +9,17 @@ from typing import Any
 from common.errors import InputError
 
 MASKS = {
-    "adaptive": "model.masking.adaptive:AdaptiveMasking",
-    "random": "model.masking.uniform:UniformMasking",
-    "tube": "model.masking.uniform:UniformMasking",
-    "frame": "model.masking.uniform:UniformMasking",
-    "motion": "model.masking.motion:MotionMasking",
-    "motion-share": "model.masking.motion:MotionShareMasking",
+    "adaptive": "model.masking:AdaptiveMasking",
+    "random": "model.masking:UniformMasking",
+    "tube": "model.masking:UniformMasking",
+    "frame": "model.masking:UniformMasking",
+    "motion": "model.masking:MotionMasking",
+    "motion-share": "model.masking:MotionShareMasking",
 }
 TARGETS = {
-    "pixels": "model.targets.pixels:PixelTarget",
-    "motion-energy": "model.targets.motion_energy:MotionEnergyTarget",
-    "teacher": "model.targets.teacher:TeacherTarget",
+    "pixels": "model.targets:PixelTarget",
+    "motion-energy": "model.targets:MotionEnergyTarget",
+    "teacher": "model.targets:TeacherTarget",
 }
 DECODERS = {
     "self": "model.decoder:Decoder",

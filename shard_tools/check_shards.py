@@ -89,7 +89,7 @@ def check_video(video: Video) -> str:
     member, sample = video
     try:
         with local_copy(member) as path:
-            (decoded,) = store_video(path, path, Settings(encode=COPY))
+            decoded = store_video(path, path, Settings(encode=COPY))
         return "; ".join(_find_differences(decoded, sample))
     except (UnusableError, av.error.FFmpegError) as error:
         return explain(error)

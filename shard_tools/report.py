@@ -61,7 +61,6 @@ def describe_samples(
         seconds += sample.num_frames / sample.fps
     report: Report = {
         "hours": round(seconds / 3600, 6),
-        "num_sources": next(files.run("SELECT count(DISTINCT source) FROM files"))[0],
         "class_histogram": dict(sorted(histogram.items())),
         "duplicates": _group(files.run(DUPLICATES)),
         "conflicts": _group(files.run(CONFLICTS)),

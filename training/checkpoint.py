@@ -22,16 +22,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_map_only
 
-from common.atomic_io import atomic_folder, hash_file
+from common.atomic_io import atomic_write, hash_file
 from common.errors import InputError
 from model.weights.weight_files import save_pickle, save_tensors
 
 STATE_FILE = "train_state.json"
-BLOCK_BYTES = 2**26  # of host memory
-ALIGNMENT = 64
 # What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
@@ -62,45 +59,20 @@ class Snapshot:
     metadata: dict[str, str]  # of the weights' files
 
 
-class HostMemory:
-    """Memory for copies of tensors, used again after `rewind`: new pages cost eight times as much as a copy.
-
-    It is page-locked for those of a GPU, in a few blocks: PyTorch rounds each up to a power of two, and tensor by
-    tensor that makes 2.08 GB of ViT-Base's 1.23.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-        self.rewind()
-
-    def rewind(self) -> None:
-        self._current = self._used = 0
-
-    def copy(self, value: Tensor) -> Tensor:
-        """Copy a tensor; from a GPU, the copy is only queued."""
-        if is_traceable_wrapper_subclass(value):  # torchao's moments are made of other tensors
-            return transform_subclass(value, lambda _, inner: self.copy(inner))
-        while self._current < len(self._blocks) and self._used + value.nbytes > len(self._blocks[self._current]):
-            self._current, self._used = self._current + 1, 0
-        if self._current == len(self._blocks):
-            length = max(BLOCK_BYTES, value.nbytes)
-            self._blocks.append(torch.empty(length, dtype=torch.uint8, pin_memory=value.is_cuda))
-        # A storage of its own: saved, views of one storage would each be all of it.
-        block = self._blocks[self._current].numpy()
-        copied = torch.frombuffer(block, dtype=value.dtype, count=max(1, value.numel()), offset=self._used)
-        self._used += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
-        return copied[: value.numel()].view(value.shape).copy_(value.detach(), non_blocking=True)
-
-
 def take_snapshot(
-    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str], memory: HostMemory
+    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str]
 ) -> Snapshot:
-    """Copy modules and optimizer to host memory, over the snapshot that is there. From a GPU, the copies are queued
-    before the next update, and have arrived when an event recorded now has."""
-    memory.rewind()
+    """Copy modules and optimizer to host memory. From a GPU, the copies are queued before the next update, and have
+    arrived when an event recorded now has."""
     states = {name: module.state_dict() for name, module in modules.items()}
-    modules_copied, optimizer_copied = tree_map_only(Tensor, memory.copy, (states, optimizer.state_dict()))
+    modules_copied, optimizer_copied = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
     return Snapshot(modules_copied, optimizer_copied, metadata)
+
+
+def copy_to_host(value: Tensor) -> Tensor:
+    """Copy a tensor; from a GPU to page-locked memory, which PyTorch uses again for the next snapshot's."""
+    copied = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+    return copied.copy_(value.detach(), non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -123,7 +95,8 @@ def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path
     """Write a checkpoint, each module as `<name>.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
-    with atomic_folder(final) as partial:
+    with atomic_write(final) as partial:
+        partial.mkdir()
         for name, tensors in snapshot.modules.items():
             save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
         save_pickle(partial / "optimizer.pt", snapshot.optimizer)
@@ -193,8 +166,8 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         return Manifest.parse((checkpoint / STATE_FILE).read_bytes()).state
     except UNUSABLE as error:  # its files are as they were written
         raise InputError(
-            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model, task and optimizer.state_bits"
-            f" as in {checkpoint.parents[1] / 'config.yaml'}"
+            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model and task as in"
+            f" {checkpoint.parents[1] / 'config.yaml'}"
         ) from error
 
 

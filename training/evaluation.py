@@ -231,7 +231,9 @@ class HeldOut:
             if model is not None:
                 metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            metrics["pixel_top1"] = pixel_top1(clips.thumbnails, labels, others.thumbnails, other_labels, allowed)
+            distances = torch.cdist(clips.thumbnails, others.thumbnails).masked_fill(~allowed, torch.inf)
+            is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
+            metrics["pixel_top1"] = is_right.double().mean().item()  # what a model must exceed: it tells scenes apart
         return metrics
 
     def _encode(self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed) -> "Encoded":
@@ -298,28 +300,15 @@ def knn_top1(
     labels: Int[Tensor, " V"],
     reference: Float[Tensor, "N D"],
     neighbor_labels: Int[Tensor, " N"],
-    allowed_neighbors: Bool[Tensor, "V N"],
+    allowed: Bool[Tensor, "V N"],
 ) -> float:
     """Compute 20-NN accuracy by cosine similarity of centered features, of the videos that have any neighbor."""
     center = reference.mean(dim=0)
     similarity = F.normalize(features - center, dim=1) @ F.normalize(reference - center, dim=1).T
-    nearest = similarity.masked_fill(~allowed_neighbors, -torch.inf).topk(min(NUM_NEIGHBORS, len(reference)), dim=1)
+    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(min(NUM_NEIGHBORS, len(reference)), dim=1)
     votes = F.one_hot(neighbor_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
-    return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
-
-
-def pixel_top1(
-    thumbnails: Float[Tensor, "V P"],
-    labels: Int[Tensor, " V"],
-    reference: Float[Tensor, "N P"],
-    neighbor_labels: Int[Tensor, " N"],
-    allowed_neighbors: Bool[Tensor, "V N"],
-) -> float:
-    """Compute 1-NN accuracy by the distance of thumbnails: what a model must exceed: it distinguishes scenes alone."""
-    nearest = torch.cdist(thumbnails, reference).masked_fill(~allowed_neighbors, torch.inf).argmin(dim=1)
-    is_right = neighbor_labels[nearest] == labels
-    return is_right[allowed_neighbors.any(dim=1)].double().mean().item()
+    return is_right[allowed.any(dim=1)].double().mean().item()
 
 
 def majority_top1(labels: Int[Tensor, " V"]) -> float:

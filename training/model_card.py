@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -24,6 +23,7 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
     config = weights.config
     height, width = config.frame_size
     run = run_of(find_file(source))
+    changed = changed_keys(run_config(run)) if run else {}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -38,12 +38,7 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         sha256=hash_file(file),
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
-        recipe=describe_recipe(run_config(run)) if run else {},
+        recipe={key: printable(value) for key, value in changed.items() if key not in LOCAL},
         results=current_metrics(read_metrics(run)) if run else {},
     )  # fmt: skip
     write_text(file.parent / "README.md", card)
-
-
-def describe_recipe(values: dict[str, Any]) -> dict[str, str]:
-    """Return the options of a run that are not the defaults, without places of the machine that it ran on."""
-    return {key: printable(value) for key, value in changed_keys(values).items() if key not in LOCAL}

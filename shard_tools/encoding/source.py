@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -308,9 +308,24 @@ def _round_rate(rate: float, declared: Fraction, error: float = 0) -> Fraction:
     return Fraction(rate).limit_denominator(1000)
 
 
-def assign_ticks(
-    frames: Iterator[VideoFrame], timing: Timing, first_number: int = 0
-) -> Iterator[tuple[int, VideoFrame]]:
+def seek_frames(open_here: Open, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start if none can be decoded."""
+    start = timing.find_seek_point(first)
+    with open_here() as (container, stream):
+        frames = read_frames(container, stream, start)
+        try:
+            head = [next(frames)]
+        except UnusableError:
+            if start == START:
+                raise
+        else:
+            yield from assign_ticks(chain(head, frames), timing, start.number)
+            return
+    del timing.seek_points[1:]  # none is tried again
+    yield from seek_frames(open_here, timing, 0)
+
+
+def assign_ticks(frames: Iterator[VideoFrame], timing: Timing, first_number: int) -> Iterator[tuple[int, VideoFrame]]:
     """Yield (tick, frame), from tick 0 on, also where a decoder had to wait for a key frame; ticks never decrease."""
     offset = last = 0
     for number, frame in enumerate(frames, first_number):

@@ -42,14 +42,16 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
             copy.flush()
             _read_list(Path(copy.name), found, options, "stdin")
     elif is_remote(inputs):
-        found.add(folders.list_url(inputs, skipped, options))
+        found.add(folders.list_url(inputs, skipped))
+        found.label_by_folder(options, inputs)
     elif path.is_dir():
         _read_folder(path, found, options, skipped)
     elif path.suffix == ".tar" and path.exists():
         require_uncompressed(path)
-        found.add(list_tars([path], path.parent, skipped, options))
+        found.add(list_tars([path], path.parent, skipped, options.label))
+        found.label_by_folder(options, inputs, num_outer=1)
     elif folders.has_video_extension(path.name) and path.exists():
-        found.add([folders.make_item(path.name, path, None)])
+        found.add([folders.make_item(path.name, path)])
     else:
         lists = [inputs] if path.exists() else sorted(glob.glob(inputs))
         if not lists:
@@ -73,37 +75,40 @@ def _read_list(path: Path, found: Inputs, options: ListOptions, name: str = "", 
 
 
 def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipped) -> None:
-    tables = [path / name for name in METADATA if (path / name).is_file()][:1]
-    if not tables and (splits := {table.parent: table for name in METADATA[::-1] for table in path.glob(f"*/{name}")}):
-        _read_splits(path, splits, found, options)
+    """Read the first that there is: metadata, a data set of LeRobot, videos, tars, tables with videos, frames."""
+    if tables := [path / name for name in METADATA if (path / name).is_file()]:
+        _read_list(tables[0], found, options)
         return
-    tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
-    if not tables and not _holds_videos(path):
-        tables = [table for table in sorted(path.rglob("*.parquet")) if not table.with_suffix(".tar").exists()]
-        starts = {table: table.name.partition("-")[0] for table in tables}  # train-00000-of-00002.parquet
-        unwanted = _find_unwanted(starts.values(), options, path)
-        tables = [table for table in tables if starts[table] not in unwanted]
-        options = replace(options, subset=None) if tables else options
-    for table in tables:
-        _read_list(table, found, options)
-    if tables:
+    if splits := {table.parent: table for name in METADATA[::-1] for table in path.glob(f"*/{name}")}:
+        _read_splits(path, splits, found, options)
         return
     if sets := lerobot.find_sets(path):
         for folder in sets:
             found.add(lerobot.list_episodes(folder, path))
         found.notes.append(f"{path} is a data set of LeRobot: a sample an episode and camera, no labels")
         return
-    found.add(folders.list_folder(path, skipped, options))
+    found.add(folders.list_folder(path, skipped))
+    tars = [tar for tar in sorted(path.glob("*.tar")) if not is_hidden(tar.name)]
     if tars and found.has_only_arrays:  # tables of our shards are arrays
         found.skip_arrays(skipped, "arrays beside tars")
-        found.add(list_tars(tars, path, skipped, options))
-    else:
-        for tar in tars:
-            skipped.add("tars, which are read only where no videos lie beside them", tar.name)
+        found.add(list_tars(tars, path, skipped, options.label))
+        found.label_by_folder(options, str(tars[0] if len(tars) == 1 else path), num_outer=1)
+        return
+    for tar in tars:
+        skipped.add("tars, which are read only where no videos lie beside them", tar.name)
+    if not len(found) and (parquet := sorted(path.rglob("*.parquet"))):
+        skipped.remove(folders.TABLES)
+        names = {table: table.name.partition("-")[0] for table in parquet}  # train-00000-of-00002.parquet
+        unwanted = _find_unwanted(names.values(), options, path)
+        for table in parquet:
+            if names[table] not in unwanted:
+                _read_list(table, found, replace(options, subset=None))
+        return
     if not len(found) and skipped.remove(folders.FRAME_FOLDERS):
-        found.add(folders.list_frame_folders(path, options))
+        found.add(folders.list_frame_folders(path))
         note = "folders of numbered pictures are read as videos, a picture a frame: no photos should be among them"
         found.notes.append(f"{len(found)} {note}")
+    found.label_by_folder(options, str(path))
 
 
 def _read_splits(path: Path, tables: dict[Path, Path], found: Inputs, options: ListOptions) -> None:
@@ -113,7 +118,7 @@ def _read_splits(path: Path, tables: dict[Path, Path], found: Inputs, options: L
     for folder in inner:
         if folder in tables and folder.name not in unwanted:
             _read_list(tables[folder], found, replace(options, subset=None), prefix=f"{folder.name}/")
-        elif folder.name not in unwanted and _holds_videos(folder):
+        elif folder.name not in unwanted and any(folders.list_folder(folder, Skipped())):
             what = f"{next(iter(tables.values()))} describes videos, and there is none for those in {folder}"
             raise InputError(f"{what}: give one of the folders as INPUT")
 
@@ -122,7 +127,3 @@ def _find_unwanted(names: Iterable[str], options: ListOptions, path: Path) -> se
     """Return the names that are not of the wanted subset, if all are names of subsets."""
     groups = {name: folders.GROUPS.get(name.lower()) for name in names}
     return folders.choose_subset(groups, options.subset, str(path)) if groups and all(groups.values()) else set()
-
-
-def _holds_videos(folder: Path) -> bool:
-    return any(folders.is_named_video(name) for _, files in folders.walk_folders(folder) for name in files)

@@ -4,8 +4,8 @@ import os
 import re
 import stat
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -15,12 +15,11 @@ from shard_tools.inputs.cells import to_text
 from shard_tools.inputs.folders import has_video_extension, is_frame_folder
 from shard_tools.temp_table import TempTable
 
-OMITTED_EXTENSIONS = ("mp4", "webm", "mkv", "avi", "mov")
+OMITTED_EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".mov")
 # yt-dlp names a download "title [id].mp4", and youtube-dl "title-id.mp4".
 DOWNLOAD = re.compile(r".*(?:\[([^\[\]]+)\]|-([\w-]{11}))\.\w+", re.DOTALL)
 MAX_NAMED = 3  # files of one name in a sentence
-MAX_HELD = 2**21  # names of files in memory, about 100 bytes each
-MAX_ASKED = 8  # questions about the files of a folder, after which it is listed
+MAX_FOLDERS, MAX_FILES = 1024, 2**21  # listings in memory, and names in one: about 100 bytes each
 
 
 class Finder:
@@ -33,27 +32,16 @@ class Finder:
         self.root, self.suffix = root, suffix
         self.absolute = str(root.absolute())
         self.finds_urls = True  # by their last part: they were downloaded
-        self.frame_folders: set[str] = set()  # among the paths that were found
-        self._extensions = list(OMITTED_EXTENSIONS)
         self._index: TempTable | None = None
-        self._listings: dict[str, dict[str, bool]] = {}  # names in a folder -> whether they are files
-        self._num_asked: Counter[str] = Counter()
-        self._num_held = 0
+        self._list = lru_cache(MAX_FOLDERS)(self._list_folder)
 
     def find(self, name: str) -> str | None:
         """Return the path of the video file, or folder of frames, that a list means by a name."""
-        end = name.rfind("/") + 1
-        if (listing := self._listings.get(name[:end])) and listing.get(name[end:]):  # most names
-            return name
         if self.finds_urls and is_remote(name):
             name = name.partition("?")[0].rpartition("/")[2]
-        if (found := self._look_at(name)) is not None:
-            return found
-        if not has_video_extension(name):
-            for index, extension in enumerate(self._extensions):
-                if found := self._look_at(f"{name}.{extension}"):
-                    self._extensions.insert(0, self._extensions.pop(index))  # the next one most likely has the same
-                    return found
+        for extension in OMITTED_EXTENSIONS[: 1 if has_video_extension(name) else None]:
+            if found := self._look_at(name + extension):
+                return found
         matches = self._look_up(name)
         if len(matches) == 1:
             return self._look_at(matches[0])
@@ -67,7 +55,7 @@ class Finder:
     def count_frames(self, name: str) -> int:
         """Count the frames in a folder of this name; 0 if there is none."""
         found = self.find(name)
-        return folders.count_frames(self.root / found) if found in self.frame_folders else 0
+        return folders.count_frames(self.root / found) if found and (self.root / found).is_dir() else 0
 
     def locate(self, path: str) -> tuple[str, str]:
         """Return the name of the source, relative to the root if it lies below, and the absolute path."""
@@ -78,43 +66,25 @@ class Finder:
         return path if relative.startswith("..") else relative, path
 
     def _look_at(self, name: str) -> str | None:
+        name = name.rstrip("/")
         end = name.rfind("/") + 1
-        listing, base = self._list(name[:end]), name[end:]
-        if listing is not None and base not in ("", ".", ".."):
-            if base not in listing:
-                return None
-            if listing[base]:
-                return name
-        path = os.path.join(self.root, name)
+        listing, path = self._list(name[:end]), os.path.join(self.root, name)
         try:
-            mode = os.stat(path).st_mode
-        except (OSError, ValueError):
+            is_file = stat.S_ISREG(os.stat(path).st_mode) if listing is None else listing[name[end:]]
+        except (OSError, ValueError, KeyError):
             return None
-        if stat.S_ISDIR(mode) and is_frame_folder(path):
-            self.frame_folders.add(name := name.rstrip("/"))
-            return name
-        return name if stat.S_ISREG(mode) else None
+        return name if is_file or (os.path.isdir(path) and is_frame_folder(path)) else None
 
-    def _list(self, folder: str) -> dict[str, bool] | None:
-        """List a folder that is asked about often; None if that is not worth it, or takes too much memory."""
-        if folder in self._listings:
-            return self._listings[folder]
-        self._num_asked[folder] += 1
-        if self._num_asked[folder] != MAX_ASKED or self._num_held > MAX_HELD:
-            if len(self._num_asked) > MAX_HELD:
-                self._num_asked.clear()
-            return None
+    def _list_folder(self, folder: str) -> dict[str, bool] | None:
+        """Return the names in a folder, and whether they are files; None if that is not possible, or too many."""
         try:
             with os.scandir(os.path.join(self.root, folder)) as entries:
-                listing = {entry.name: entry.is_file() for entry in islice(entries, MAX_HELD)}
+                listing = {entry.name: entry.is_file() for entry in islice(entries, MAX_FILES)}
         except FileNotFoundError:
-            listing = {}
+            return {}
         except (OSError, ValueError):
             return None
-        self._num_held += 1 + len(listing)
-        if len(listing) < MAX_HELD:
-            self._listings[folder] = listing
-        return self._listings.get(folder)
+        return listing if len(listing) < MAX_FILES else None
 
     def index(self) -> None:
         """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
@@ -124,15 +94,13 @@ class Finder:
 
     def _walk(self) -> Iterator[tuple[str, str]]:
         for folder, files in folders.walk_folders(self.root):
-            relative = os.path.relpath(folder, self.root)
-            prefix = "" if relative == "." else f"{relative}/"
             videos = [name for name in files if folders.is_named_video(name)]
             for name in videos:
-                yield _normalize(name)[-1], prefix + name
+                yield _normalize(name)[-1], folder + name
                 if match := DOWNLOAD.fullmatch(name):
-                    yield f"[{match[1] or match[2]}]", prefix + name
-            if not videos and prefix and is_frame_folder(folder):
-                yield _normalize(relative)[-1], relative
+                    yield f"[{match[1] or match[2]}]", folder + name
+            if not videos and folder and is_frame_folder(self.root / folder):
+                yield _normalize(folder)[-1], folder.rstrip("/")
 
     def _look_up(self, name: str) -> list[str]:
         """List the files that `name` may mean: the folders of one must be the last folders of the other."""
@@ -140,21 +108,23 @@ class Finder:
             return []
         wanted = _normalize(name)
         found = []
-        for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", wanted[-1]):
+        for path in self._get_paths(wanted[-1]):
             length = min(len(parts := _normalize(path)), len(wanted))
             if parts[-length:] == wanted[-length:]:
                 found.append(path)
-        if not found:
-            return [path for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", f"[{name}]")]
         exact = [path for path in found if path.endswith(name)]
-        return exact if len(exact) == 1 else found
+        return (exact if len(exact) == 1 else found) or self._get_paths(f"[{name}]")
+
+    def _get_paths(self, name: str) -> list[str]:
+        assert self._index is not None
+        return [path for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", name)]
 
     def explain(self, name: str) -> str:
         """Say why a name is not found."""
         matches = self._look_up(name)
         if len(matches) > 1:
             return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
-        return folders.make_item(name, self.root / name, None).problem or "it is a folder, not a video file"
+        return folders.make_item(name, self.root / name).problem or "it is a folder, not a video file"
 
 
 def _normalize(name: str) -> list[str]:

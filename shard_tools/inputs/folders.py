@@ -1,14 +1,12 @@
 """Videos in folders, here or in object storage."""
 
-import errno
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any
 
 import fsspec
 
@@ -21,13 +19,14 @@ from shard_tools.inputs.options import FOLDER, ListOptions
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FRAME_FOLDERS = "folders of frames beside videos"
+TABLES = "tables and texts: give a list of videos itself as INPUT"
 NUM_LOOKED_AT = 100  # entries of a folder
 PART = re.compile(  # of video2dataset and others; days, cameras, recordings
     r"\d{5,}|\d{4}[-_.]\d\d[-_.]\d\d.*|(part|chunk|shard|batch|cam|camera|view|session|rec|recording|episode)[-_]?\d+",
     re.IGNORECASE,
 )
 PLACES = set("video videos clip clips data raw full media files frames images mp4 downloads".split())  # of all classes
-EACH = -1  # depth of the folder of each file
+NO_PERMISSION = "no permission to read it"
 NUM_NAMED = 5  # folders in a sentence
 GROUPS = {  # what subsets are called
     "train": "train", "training": "train", "trainset": "train",
@@ -50,61 +49,54 @@ KINDS = {  # what else files are by their names, and what to do about them
     "arrays: save the frames of each video as an .npy": r"\.(npz|h5|hdf5|mat|pkl|pickle|pt|zarr)$",
     "raw frames: give them a header (ffmpeg -s WIDTHxHEIGHT -i IN.yuv OUT.y4m)": r"\.(yuv|rgb)$",
     "playlists of streams: save each as a file (ffmpeg -i PLAYLIST -c copy VIDEO.mp4)": r"\.(m3u8|mpd)$",
-    "tables and texts: give a list of videos itself as INPUT": r"\.(csv|tsv|txt|json|jsonl|ndjson|parquet|xlsx?|xml)$",
+    TABLES: r"\.(csv|tsv|txt|json|jsonl|ndjson|parquet|xlsx?|xml)$",
 }  # fmt: skip
 
 
-class FolderClasses(NamedTuple):
-    """Which folders are classes: those `depth` folders deep; below the `others` lie subsets that are not wanted."""
+def label_folders(counts: Mapping[str, int], options: ListOptions, where: str) -> dict[str, tuple[str, ...] | None]:
+    """Return the labels of the videos in each folder, given how many each holds; without those of unwanted subsets.
 
-    depth: int | None  # None: none is; EACH: each video's own
-    others: frozenset[str]
-    problem: str = ""  # why they are hardly classes, unless somebody says so
+    Classes are the first folders that differ, below train, val and test; one that holds all is no class. Raise
+    InputError if none of several subsets is wanted, or the folders are hardly classes and nobody says so.
+    """
+    paths = {folder: folder.split("/") if folder else [] for folder in counts}
+    depth, unwanted, subset_depth = 0, set[str](), None
+    while paths and all(len(parts) > depth for parts in paths.values()):
+        groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths.values()}
+        if all(groups.values()) and subset_depth is None:
+            unwanted, subset_depth = choose_subset(groups, options.subset, where), depth
+        elif len(groups) > 1:
+            break
+        depth += 1
+    classes = {folder: parts[depth] for folder, parts in paths.items() if len(parts) > depth}
+    classes = {folder: name for folder, name in classes.items() if not PART.fullmatch(name)}
+    if options.label == FOLDER:
+        classes = {folder: parts[-1] for folder, parts in paths.items() if parts}
+    elif options.unlabeled or len({*classes.values()}) < 2 or _are_unclear(classes, counts, options, where):
+        classes = {}
+    return {
+        folder: (classes[folder],) if folder in classes else None
+        for folder, parts in paths.items()
+        if subset_depth is None or parts[subset_depth] not in unwanted
+    }
 
-    @classmethod
-    def find(cls, folders: Iterable[str], options: ListOptions, where: str) -> "FolderClasses":
-        """Choose by the folders of all videos: train, val and test are subsets, one that holds all is no class.
 
-        `folders` are those of each video. Raise InputError if none of several subsets is wanted.
-        """
-        counts = Counter(folders)
-        paths = [folder.split("/") if folder else [] for folder in counts]
-        depth, others = 0, frozenset[str]()
-        while paths and all(len(parts) > depth for parts in paths):
-            groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths}
-            if all(groups.values()) and not others:
-                unwanted = choose_subset(groups, options.subset, where)
-                others = frozenset("/".join(parts[: depth + 1]) for parts in paths if parts[depth] in unwanted)
-            elif len(groups) > 1:
-                break
-            depth += 1
-        if options.unlabeled or options.label == FOLDER:
-            return cls(None if options.unlabeled else EACH, others)
-        videos = Counter[str]()
-        for folder, number in counts.items():
-            if folder and len(parts := folder.split("/")) > depth and not PART.fullmatch(parts[depth]):
-                videos[parts[depth]] += number
-        names = ", ".join(map(printable, sorted(videos)[:NUM_NAMED]))
-        fix = "give --unlabeled, or --label-column folder if the folder of a file is its class"
-        problem = ""
-        if not PLACES.isdisjoint(map(str.lower, videos)):
-            problem = f"not all folders in {where} are classes ({names}): {fix}, or one of the folders as INPUT"
-        elif set(videos.values()) == {1}:
-            problem = f"each of the {len(videos)} folders in {where} holds a single video ({names}): {fix}"
-        is_none = len(videos) < 2 or (problem and not options.asks)
-        return cls(None, others) if is_none else cls(depth, others, problem)
-
-    def excludes(self, path: str) -> bool:
-        return any(path == other or path.startswith(f"{other}/") for other in self.others)
-
-    def name(self, folder: str) -> tuple[str] | None:
-        """Return the class of the videos in a folder, unless it is a part's number. Raise InputError if in doubt."""
-        if self.problem:
-            raise InputError(self.problem)
-        parts = folder.split("/")
-        if self.depth is None or not folder or len(parts) <= self.depth:
-            return None
-        return None if self.depth != EACH and PART.fullmatch(parts[self.depth]) else (parts[self.depth],)
+def _are_unclear(classes: dict[str, str], counts: Mapping[str, int], options: ListOptions, where: str) -> bool:
+    """Whether folders are hardly classes; raise InputError if so, unless these are none then."""
+    videos = dict.fromkeys(sorted({*classes.values()}), 0)
+    for folder, name in classes.items():
+        videos[name] += counts[folder]
+    names = ", ".join(map(printable, [*videos][:NUM_NAMED]))
+    fix = "give --unlabeled, or --label-column folder if the folder of a file is its class"
+    if not PLACES.isdisjoint(map(str.lower, videos)):
+        problem = f"not all folders in {where} are classes ({names}): {fix}, or one of the folders as INPUT"
+    elif {*videos.values()} == {1}:
+        problem = f"each of the {len(videos)} folders in {where} holds a single video ({names}): {fix}"
+    else:
+        return False
+    if options.asks:
+        raise InputError(problem)
+    return True
 
 
 def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
@@ -125,79 +117,63 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
 
 
 def walk_folders(folder: Path, skipped: Skipped | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders with the names of their files, but no hidden ones, and each once; count the others."""
+    """Yield all folders (as "" or "run/") with the names of their files, but no hidden ones, and each once; count the
+    others."""
     seen: set[tuple[int, int]] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
+    skip = skipped.add if skipped is not None else lambda *_: None
+    for parent, inner, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
+        prefix = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         status = os.stat(parent)
-        is_seen = (status.st_dev, status.st_ino) in seen  # through a link that leads back up
-        if skipped is not None and is_seen:
-            skipped.add("folders that were seen under another name", _relative(parent, folder))
-        for name in filter(is_hidden, folders if skipped is not None and not is_seen else ()):
-            skipped.add(HIDDEN, _relative(os.path.join(parent, name), folder) + "/")  # type: ignore[union-attr]
-        folders[:] = [] if is_seen else sorted(name for name in folders if not is_hidden(name))
+        if (status.st_dev, status.st_ino) in seen:  # through a link that leads back up
+            skip("folders that were seen under another name", prefix.rstrip("/"))
+            inner.clear()
+            continue
         seen.add((status.st_dev, status.st_ino))
-        if not is_seen:
-            yield parent, files
+        for name in filter(is_hidden, inner):
+            skip(HIDDEN, f"{prefix}{name}/")
+        inner[:] = sorted(name for name in inner if not is_hidden(name))
+        yield prefix, files
 
 
-def list_folder(folder: Path, skipped: Skipped, options: ListOptions) -> Iterator[Item]:
-    """Yield the videos below `folder`, labeled by their folders.
+def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
+    """Yield the videos below `folder`.
 
     Tars that lie in `folder` itself are neither yielded nor skipped: the caller decides.
     """
-    videos = (parent for parent, files in walk_folders(folder) for name in files if is_named_video(name))
-    classes = FolderClasses.find((_relative(parent, folder) for parent in videos), options, str(folder))
-    for parent, files in walk_folders(folder, skipped):
-        relative = _relative(parent, folder)
-        if classes.excludes(relative):
-            continue
-        prefix = relative and f"{relative}/"
-        if prefix and is_frame_folder(parent):
-            skipped.add(FRAME_FOLDERS, relative)
+    for prefix, files in walk_folders(folder, skipped):
+        if prefix and is_frame_folder(folder / prefix):
+            skipped.add(FRAME_FOLDERS, prefix.rstrip("/"))
             files = [name for name in files if not name.lower().endswith(PICTURES)]
         for name in files:
+            path = folder / prefix / name
             kind = classify_name(name)
-            if kind is None or (kind == UNKNOWN and may_be_video(Path(parent, name))):
-                yield make_item(prefix + name, Path(parent, name), classes.name(relative))
+            if kind is None or (kind == UNKNOWN and may_be_video(path)):
+                yield make_item(prefix + name, path)
             elif kind == HIDDEN or not name.endswith(".tar") or prefix:
                 skipped.add(kind, prefix + name)
 
 
-def list_frame_folders(folder: Path, options: ListOptions) -> Iterator[Item]:
-    """Yield the folders of frames below `folder`, labeled as videos are."""
-    found = [_relative(parent, folder) for parent, _ in walk_folders(folder) if is_frame_folder(parent)]
-    classes = FolderClasses.find((source.rpartition("/")[0] for source in found), options, str(folder))
-    for source in filter(None, found):
-        if not classes.excludes(source):
-            yield Item(source, os.path.abspath(folder / source), classes.name(source.rpartition("/")[0]))
+def list_frame_folders(folder: Path) -> Iterator[Item]:
+    for prefix, _ in walk_folders(folder):
+        if prefix and is_frame_folder(folder / prefix):
+            yield Item(prefix.rstrip("/"), os.path.abspath(folder / prefix))
 
 
-def list_url(url: str, skipped: Skipped, options: ListOptions) -> Iterator[Item]:
-    """Yield the videos below a folder in object storage, labeled like those of a local one."""
+def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
+    """Yield the videos below a folder in object storage."""
     try:
         filesystem, folder = fsspec.core.url_to_fs(url)
-        found = filesystem.find(folder, detail=True)
+        found: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
     except (ImportError, ValueError, OSError) as error:
         raise InputError(f"{url} cannot be listed ({error})") from error
-    names = {path: str(PurePosixPath(path).relative_to(PurePosixPath(folder))) for path in found}
-    shown = (name for name in names.values() if not any(map(is_hidden, name.split("/"))))
-    holding = (name.rpartition("/")[0] for name in shown if is_named_video(name))
-    classes = FolderClasses.find(holding, options, url)
-    for path, name in names.items():
-        if classes.excludes(name):
-            continue
-        folders, _, base = name.rpartition("/")
-        if kind := HIDDEN if any(map(is_hidden, name.split("/"))) else classify_name(base):
+    for path, details in found.items():
+        name = PurePosixPath(path).relative_to(PurePosixPath(folder)).as_posix()
+        parts = name.split("/")
+        if kind := HIDDEN if any(map(is_hidden, parts)) else classify_name(parts[-1]):
             skipped.add(kind, name)
             continue
-        size = int(found[path].get("size") or 0)
         problem = "its name holds ::, which stands for an archive in URLs: rename it" if "::" in name else None
-        yield Item(name, filesystem.unstrip_protocol(path), classes.name(folders), size, problem)
-
-
-def _relative(path: str, folder: Path) -> str:
-    relative = os.path.relpath(path, folder)
-    return "" if relative == "." else relative
+        yield Item(name, filesystem.unstrip_protocol(path), None, int(details.get("size") or 0), problem)
 
 
 def is_frame_folder(folder: str | Path) -> bool:
@@ -231,9 +207,9 @@ def _refuse_unlistable(error: OSError) -> None:
     raise InputError(f"{error.filename} cannot be listed ({error.strerror}): {fix}") from error
 
 
-def make_item(source: str, path: Path, labels: tuple[str, ...] | None) -> Item:
+def make_item(source: str, path: Path) -> Item:
     """Return the file at `path` as an item, with the reason if it cannot be a video."""
-    location, problem, size = str(path.absolute()), None, 0
+    size, problem = 0, None
     try:
         status = path.stat()
         size = status.st_size
@@ -241,14 +217,13 @@ def make_item(source: str, path: Path, labels: tuple[str, ...] | None) -> Item:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
             problem = f"it is {kind}, not a video file"
         elif not os.access(path, os.R_OK):
-            problem = "no permission to read it"
+            problem = NO_PERMISSION
     except ValueError:
         problem = "no file can have its name"
+    except (FileNotFoundError, NotADirectoryError):
+        problem = "it is a link to a file that does not exist" if path.is_symlink() else "there is no such file"
+    except PermissionError:
+        problem = NO_PERMISSION
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            problem = "it is a link to a file that does not exist" if path.is_symlink() else "there is no such file"
-        else:
-            problem = (
-                "no permission to read it" if error.errno == errno.EACCES else f"it cannot be read ({error.strerror})"
-            )
-    return Item(source, location, labels, 0 if problem else size, problem)
+        problem = f"it cannot be read ({error.strerror})"
+    return Item(source, str(path.absolute()), None, 0 if problem else size, problem)

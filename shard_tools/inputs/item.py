@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -137,13 +138,10 @@ class Skipped:
     def __init__(self) -> None:
         self._table = TempTable("CREATE TABLE skipped (source TEXT, kind TEXT)")
         self.counts: Counter[str] = Counter()
-        self.extensions: Counter[str] = Counter()  # of those of UNKNOWN kind
 
     def add(self, kind: str, name: str) -> None:
         self._table.insert("skipped", [(name, kind)], 2)
         self.counts[kind] += 1
-        if kind == UNKNOWN:
-            self.extensions[PurePosixPath(name).suffix.lower() or "none"] += 1
 
     @property
     def total(self) -> int:
@@ -158,11 +156,13 @@ class Skipped:
         """Return a sentence for each kind."""
         lines = []
         for kind, count in self.counts.items():
-            rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
-            names = [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
+            rows = self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
+            names = [printable(name) for (name,) in islice(rows, NUM_EXAMPLES)] + ["…"] * (count > NUM_EXAMPLES)
             if kind == UNKNOWN:
-                most = self.extensions.most_common(NUM_EXTENSIONS)
-                kind += f" ({', '.join(f'{printable(name)} {number}' for name, number in most)})"
+                rows = self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
+                extensions = Counter(PurePosixPath(name).suffix.lower() or "none" for (name,) in rows)
+                most = (f"{printable(name)} {number}" for name, number in extensions.most_common(NUM_EXTENSIONS))
+                kind += f" ({', '.join(most)})"
             lines.append(f"skipped {count} {kind}: {', '.join(names)}")
         return lines
 

@@ -42,7 +42,7 @@ def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
                 name = info["video_path"].format(video_key=camera, episode_index=index, episode_chunk=chunk, **said)
                 fields = {"episode": index, "camera": camera}
                 fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
-                item = make_item((folder / name).relative_to(where).as_posix(), folder / name, None)
+                item = make_item((folder / name).relative_to(where).as_posix(), folder / name)
                 segment = None if start is None or end is None else Segment(start, end)
                 yield item._replace(segment=segment, fields=json.dumps(fields, ensure_ascii=False))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

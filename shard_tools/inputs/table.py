@@ -4,28 +4,27 @@ import json
 import os
 import re
 import stat
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
+from shard_tools.inputs.folders import label_folders
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
+from shard_tools.inputs.options import FOLDER, ListOptions
 from shard_tools.splits import GroupOf, choose_held_out
 from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes, or files, in a sentence
 NUM_REASONS = 5
-MAX_HELD = 2**18  # names in memory, about 200 bytes each
-MAX_FIELDS = 100_000  # characters of JSON: they become part of a line in the table of names
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
     CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
@@ -45,31 +44,21 @@ class Inputs:
         self._table = TempTable(SCHEMA)
         self.notes: list[str] = []  # how each list was read
         self.num_repeated = self.num_merged = 0  # rows that say nothing new, or only other fields
-        self._first_said: dict[str, int] = {}  # a hash of what is said of the first MAX_HELD whole videos
-        self._hashes = array("q")  # of names: where all differ, no row repeats another
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", self._list_rows(items), 7)
-
-    def _list_rows(self, items: Iterable[Item]) -> Iterator[tuple[Any, ...]]:
-        """Yield what is stored of items, but not of those that say what the first one of their video said."""
-        firsts, add_hash = self._first_said, self._hashes.append
-        for source, location, labels, size, problem, segment, fields in items:
-            names = None if labels is None else _dump_labels(labels)
-            text = ""
-            if segment is not None:
-                text = str(segment)
-                problem = problem or segment.problem
-            elif source in firsts:
-                if firsts[source] == hash((names, fields)):
-                    self.num_repeated += 1
-                    continue
-            elif len(firsts) < MAX_HELD:
-                firsts[source] = hash((names, fields))
-            problem = problem or explain_long(fields)
-            add_hash(hash((source, text) if text else source))
-            place = location if isinstance(location, str) else json.dumps(location)  # no path or URL starts with [
-            yield source, place, names, size if size < MAX_SIZE else MAX_SIZE, problem, text, fields
+        rows = (
+            (
+                item.source,
+                item.location if isinstance(item.location, str) else json.dumps(item.location),  # no path starts with [
+                None if item.labels is None else _dump_labels(item.labels),
+                min(item.size, MAX_SIZE),
+                item.problem or (item.segment.problem if item.segment else None),
+                str(item.segment or ""),
+                item.fields,
+            )
+            for item in items
+        )
+        self._table.insert("items", rows, 7)
 
     def _index(self) -> None:
         self._table.run("CREATE INDEX IF NOT EXISTS by_source ON items (source, segment)")
@@ -90,12 +79,39 @@ class Inputs:
             skipped.add(kind, source)
         self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
+    def label_by_folder(self, options: ListOptions, where: str, num_outer: int = 0) -> None:
+        """Take the folders of all videos, without the `num_outer` first ones, for their classes, unless some have
+        labels; remove the videos of subsets that are not wanted."""
+        labeled = options.label != FOLDER and (options.label is not None or self._exists("labels IS NOT NULL"))
+
+        def get_folder(source: str | bytes) -> str:
+            name = source if isinstance(source, str) else source.decode(errors="surrogatepass")
+            return "/".join(name.split("/")[num_outer:-1])
+
+        counts = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
+        found = label_folders(counts, replace(options, unlabeled=True) if labeled else options, where)
+        define = self._table.database.create_function
+        define("is_wanted", 1, lambda source: get_folder(source) in found)
+        define("find_labels", 1, lambda source: (labels := found[get_folder(source)]) and _dump_labels(labels))
+        if len(found) < len(counts):
+            self._table.run("DELETE FROM items WHERE NOT is_wanted(source)")
+        if not labeled and any(found.values()):
+            self._table.run("UPDATE items SET labels = find_labels(source)")
+
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
-        hashes = np.sort(np.frombuffer(self._hashes, np.int64))
-        if (hashes[1:] == hashes[:-1]).any():
-            self._remove_repeated()
-        self._first_said, self._hashes = {}, array("q")
+        self._index()
+        self._table.run("""CREATE TEMP TABLE repeated AS SELECT rowid AS id, * FROM items WHERE (source, segment) IN
+            (SELECT source, segment FROM items GROUP BY source, segment HAVING count(*) > 1)""")
+        rows = self._table.run("SELECT source, segment, labels, fields, id FROM repeated ORDER BY source, segment, id")
+        for (source, segment), group in groupby(rows, itemgetter(0, 1)):
+            if segment:
+                order = sorted((labels or "", fields, row) for _, _, labels, fields, row in group)
+                for number, (_, _, row) in enumerate(order[1:], 2):
+                    self._table.run("UPDATE items SET segment = ? WHERE rowid = ?", f"{segment};{number}", row)
+            else:
+                self._merge(source, list(group))
+        self._table.run("DROP TABLE repeated")
         if unlabeled:
             labels = None if constant_label is None else _dump_labels((constant_label,))
             self._table.run("UPDATE items SET labels = ?", labels)
@@ -103,40 +119,16 @@ class Inputs:
             problem = "it has no label, others have one"
             self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
 
-    def _remove_repeated(self) -> None:
-        table = self._table
-        self._index()
-        table.run("""CREATE TEMP TABLE repeated AS SELECT source, segment, min(rowid) AS first, count(*) AS number
-            FROM items GROUP BY source, segment HAVING count(*) > 1""")
-        whole = "SELECT source FROM repeated WHERE segment = ''"
-        conflicts = f"""SELECT source, labels, min(rowid) FROM items WHERE segment = '' AND source IN ({whole})
-            GROUP BY source HAVING count(DISTINCT coalesce(labels, '')) > 1"""
-        other_labels = """SELECT labels FROM items WHERE source = ? AND segment = '' AND labels IS NOT ?
-            ORDER BY rowid DESC LIMIT 1"""
-        for source, label, first in list(table.run(conflicts)):
-            ((other,),) = table.run(other_labels, source, label)
-            problem = f"it is listed with two labels, {_format_labels(label)} and {_format_labels(other)}"
-            table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
-        several_fields = f"""SELECT source, min(rowid) FROM items WHERE segment = '' AND source IN ({whole})
-            GROUP BY source HAVING count(DISTINCT fields) > 1"""
-        all_fields = "SELECT fields FROM items WHERE source = ? AND segment = '' GROUP BY fields ORDER BY min(rowid)"
-        for source, first in list(table.run(several_fields)):
-            texts = [text for (text,) in table.run(all_fields, source)]
-            self.num_merged += len(texts) - 1
-            fields = merge_fields(texts)
-            update = "UPDATE items SET fields = ?, problem = coalesce(problem, ?) WHERE rowid = ?"
-            table.run(update, fields, explain_long(fields), first)
-        table.run("DROP INDEX by_source")  # of which deleting rows one by one takes longest
-        table.run(f"""DELETE FROM items WHERE segment = '' AND source IN ({whole})
-            AND rowid NOT IN (SELECT first FROM repeated)""")
-        ((num_repeated,),) = table.run("SELECT coalesce(sum(number - 1), 0) FROM repeated WHERE segment = ''")
-        self.num_repeated += num_repeated - self.num_merged
-        table.run("""UPDATE items SET segment = segment || ';' || number FROM (
-            SELECT rowid AS id,
-                row_number() OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number
-            FROM items WHERE segment != '' AND (source, segment) IN (SELECT source, segment FROM repeated)
-            ) WHERE items.rowid = id AND number > 1""")
-        table.run("DROP TABLE repeated")
+    def _merge(self, source: str, rows: list[list[Any]]) -> None:
+        """Keep the first row of a whole video, with the fields of all, if they agree on its labels."""
+        (*_, first), labels, fields = rows[0], *(list(dict.fromkeys(row[n] for row in rows)) for n in (2, 3))
+        self.num_merged += len(fields) - 1
+        self.num_repeated += len(rows) - len(fields)
+        problem = f"it is listed with two labels, {' and '.join(map(_format_labels, labels[:2]))}"
+        update = "UPDATE items SET problem = coalesce(?, problem), fields = ? WHERE rowid = ?"
+        text = merge_fields(fields) if len(fields) > 1 else fields[0]
+        self._table.run(update, problem if len(labels) > 1 else None, text, first)
+        self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
 
     def measure(self) -> None:
         """Find out the bytes of files that so far are only known to be there, and whether they can be read."""
@@ -180,14 +172,6 @@ class Inputs:
                 f"held out: {len(held_out)} of {len(groups)} {kind}"
                 + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
             )
-
-    def list_shared(self, other: "Inputs") -> list[str]:
-        """List the files that `other` has too."""
-        other._index()
-        return [source for source in self._list_sources() if other.location(source) is not None]
-
-    def _list_sources(self) -> list[str]:
-        return [source for (source,) in self._table.run("SELECT DISTINCT source FROM items ORDER BY source")]
 
     def __len__(self) -> int:
         return self._count("TRUE")
@@ -334,11 +318,6 @@ def normalize_label(label: str) -> str:
     if label.isdecimal():
         return label.lstrip("0") or "0"
     return re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label  # letters may be classes
-
-
-def explain_long(fields: str) -> str | None:
-    too_many = len(fields) > MAX_FIELDS
-    return f"its other fields have {len(fields)} characters, more than {MAX_FIELDS}" if too_many else None
 
 
 def merge_fields(texts: list[str]) -> str:

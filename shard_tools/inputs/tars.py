@@ -1,14 +1,12 @@
 """Videos in tars, by WebDataset's rules: a member <key>.<video extension>, its label in <key>.cls or .json.
 
-A .txt is a caption, as video2dataset writes; where no member has a label, the folders in the tar are the classes.
-Offsets are kept, nothing is unpacked. A tar that cannot be read to its end raises: nobody could say what it held. A
-member that cannot be read is an item with the reason.
+A .txt is a caption, as video2dataset writes. Offsets are kept, nothing is unpacked. A tar that cannot be read to its
+end raises: nobody could say what it held. A member that cannot be read is an item with the reason.
 """
 
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -18,90 +16,67 @@ from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.folders import EACH, FolderClasses, classify_name, is_named_video
+from shard_tools.inputs.folders import classify_name
 from shard_tools.inputs.formats import LABELS, to_key
 from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
-from shard_tools.inputs.options import FOLDER, ListOptions
+from shard_tools.inputs.options import FOLDER
 from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
 
 
-def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped, options: ListOptions) -> Iterator[Item]:
+def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None) -> Iterator[Item]:
     """Yield the videos of the tars of a folder. In shards that make_shards.py wrote, a label is a class id.
 
-    options.label names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
+    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
     """
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes = read_dataset_info(folder).classes if shards else []
-    # Headers are read twice only where videos lie in folders.
-    parents = chain.from_iterable(map(_list_parents, tars if any(_list_parents(tars[0])) else ()))
-    folders = FolderClasses.find(parents, options, str(tars[0] if len(tars) == 1 else folder))
-    label = options.label if options.label != FOLDER else None
     for tar in tars:
-        yield from _list_tar(tar, skipped, classes if tar in shards else None, label, folders)
+        yield from _list_tar(tar, skipped, classes if tar in shards else None, label)
 
 
-def _list_parents(path: Path) -> Iterator[str]:
-    return (_clean(member.name).rpartition("/")[0] for _, member in _read_members(path) if is_named_video(member.name))
-
-
-def _clean(name: str) -> str:
-    return "/".join(part for part in name.split("/") if part != ".")
-
-
-def _list_tar(
-    path: Path, skipped: Skipped, classes: list[str] | None, label: str | None, folders: FolderClasses
-) -> Iterator[Item]:
-    videos: dict[str, list[tuple[TarMember, str | None]]] = {}  # several by one name are an error
+def _list_tar(path: Path, skipped: Skipped, classes: list[str] | None, label: str | None) -> Iterator[Item]:
+    videos: dict[str, tuple[TarMember, str | None]] = {}
     sidecars: dict[str, dict[str, Any]] = {}  # what is said of videos, by names without their last extension
     for archive, member in _read_members(path):
-        name = _clean(member.name)
+        name = "/".join(part for part in member.name.split("/") if part != ".")
         base = name.rpartition("/")[2]
         stem, dot, extension = name.rpartition(".")
+        is_plain = member.isreg() and not member.issparse()
         if member.isdir():
             continue
         if not is_hidden(base) and dot and extension in SIDECARS:
-            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
-            sidecars.setdefault(stem, {}).update(_parse_sidecar(content.read() if content else b"", extension))
-        elif (kind := classify_name(base)) and not (kind == UNKNOWN and _may_be_video(archive, member)):
+            content = cast(BinaryIO, archive.extractfile(member)).read() if is_plain else b""
+            sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
+        elif (kind := classify_name(base)) and not (kind == UNKNOWN and is_plain and _may_be_video(archive, member)):
             skipped.add(kind, f"{path.name}/{name}")
         else:
             place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
-            videos.setdefault(name, []).append((place, _explain_unreadable(member)))
-    labels = {stem: _find_labels(entries, label) for stem, entries in sidecars.items()}
-    parents = {name: name.rpartition("/")[0] for name in videos}
-    has_labels = classes is not None or label is not None or any(found is not None for found in labels.values())
-    has_labels = has_labels and folders.depth != EACH
-    are_classes = not has_labels and all(map(folders.name, parents.values()))
-    for name, [(place, problem), *others] in videos.items():
-        if folders.excludes(name):
-            continue
+            problem = "the tar holds several of this name" if name in videos else _explain_unreadable(member)
+            videos[name] = (place, problem)
+    for name, (place, problem) in videos.items():
         # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
         folder, slash, base = name.rpartition("/")
         stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
-        stem = next((stem for stem in stems if stem in sidecars), stems[0])
-        found = folders.name(folder) if are_classes else labels.get(stem)
-        if found is not None and classes is not None:
-            unknown = [text for text in found if not (is_id(text) and int(text) < len(classes))]
-            if unknown:
-                problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
-            found = None if unknown else tuple(classes[int(text)] for text in found)
-        if others:
-            problem = problem or f"the tar holds it {len(others) + 1} times"
-        entries = sidecars.get(stem, {})
+        entries = next((sidecars[stem] for stem in stems if stem in sidecars), {})
+        labels = None if label == FOLDER else _find_labels(entries, label)
         fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
         if classes is not None:  # a shard has what its input said
             fields = entries.get("fields") or {}
+            unknown = [text for text in labels or () if not (is_id(text) and int(text) < len(classes))]
+            if unknown:
+                problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
+            labels = None if unknown or labels is None else tuple(classes[int(text)] for text in labels)
         text = json.dumps(fields, ensure_ascii=False) if fields else ""
-        yield Item(f"{path.name}/{name}", place, found, place.size, problem, fields=text)
+        yield Item(f"{path.name}/{name}", place, labels, place.size, problem, fields=text)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
     usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
     values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
     value = next((value for value in values if not is_missing(value)), None)
-    return read_labels(value, "" if isinstance(value, list) else None) if value is not None else None
+    return read_labels(value, "" if isinstance(value, list) else None)
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -131,9 +106,7 @@ def _require_end(path: Path, end: int) -> None:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
         if not block or block.strip(b"\0"):
-            what = (
-                f"no header at byte {end}" if block else "no end-of-archive marker, as if cut off between two members"
-            )
+            what = f"no header at byte {end}" if block else "no end-of-archive marker, as if cut off between members"
             raise InputError(f"{path} is not a complete tar file ({what}): repair it, or move it away")
         while block := file.read(2**20):
             if block.strip(b"\0"):
@@ -142,8 +115,6 @@ def _require_end(path: Path, end: int) -> None:
 
 
 def _may_be_video(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    if not member.isreg() or member.issparse():
-        return False
     return may_be_video(Path(member.name), cast(BinaryIO, archive.extractfile(member)))
 
 

@@ -23,8 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels import launch
-from kernels.crop_resize import crop_resize
-from kernels.decoded_clips import DecodedClips
+from kernels.crop_resize import DecodedClips, crop_resize
 from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss

@@ -12,8 +12,7 @@ from torch.nn.functional import interpolate
 from common.errors import InputError
 from kernels import clip_tables
 from kernels.clip_tables import LUMA_WEIGHTS
-from kernels.crop_resize import crop_resize
-from kernels.decoded_clips import DecodedClips
+from kernels.crop_resize import DecodedClips, crop_resize
 from tests.kernels.test_ops import plain
 
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5), "top left": (0.0, 0.0), "bottom": (0.5, 1.0)}

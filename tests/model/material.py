@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.masking.mask import Mask
+from model.masking import Mask
 
 # 4 frames of 32×32 in patches of 2×8×8 are 2·4·4 = 32 tokens: a model that runs in milliseconds.
 SMALL: dict[str, Any] = {

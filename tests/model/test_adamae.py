@@ -185,7 +185,7 @@ def test_compiled_whole_and_once_it_learns_as_the_plain_model(masking, checkpoin
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
 def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
     def step(checkpointing: bool, clips_at_once: int, train: bool) -> tuple[Tensor, list[Tensor], int]:
-        monkeypatch.setattr("model.masking.adaptive.CLIPS_AT_ONCE", clips_at_once)
+        monkeypatch.setattr("model.masking.CLIPS_AT_ONCE", clips_at_once)
         torch.manual_seed(0)
         config = small(masking=masking, activation_checkpointing=checkpointing, decoder_depth=3)
         model = AdaMAE(config).train(train)

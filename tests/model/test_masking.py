@@ -10,8 +10,7 @@ from common.errors import InputError
 from model.adamae import AdaMAE, sample_ids
 from model.blocks import Block
 from model.config import ModelConfig
-from model.masking.mask import Mask, make_masking
-from model.masking.motion import log_motion
+from model.masking import Mask, make_masking
 from model.registry import MASKS, find_class
 
 
@@ -106,7 +105,7 @@ def test_the_sampler_and_its_loss_are_the_papers(changes: dict) -> None:
 def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:
     clip = torch.full((1, 6, 16, 16, 3), 100, dtype=torch.uint8)
     clip[:, 2:4, :8, 8:] = 60  # darker for one token frame, in one patch
-    logits = log_motion(clip, tubelet_size=2, patch_size=8).view(3, 2, 2)
+    logits = make_masking(small(masking="motion", num_frames=6, image_size=16)).logits(clip, None).view(3, 2, 2)
     torch.testing.assert_close(logits[:, 0, 1], torch.tensor([40.0, 40.0, 40.0]).log1p())
     assert logits[:, 0, 0].tolist() == logits[:, 1, 1].tolist() == [0, 0, 0]
     config = small(masking="motion")

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 NEW_FILE = """
 import torch
 
-from model.masking.mask import MaskingStrategy
-from model.targets.target import Target
+from model.masking import MaskingStrategy
+from model.targets import Target
 
 
 class LateMasking(MaskingStrategy):
@@ -69,8 +69,8 @@ def test_a_new_mask_and_a_new_target_are_a_file_and_a_line(tmp_path: Path) -> No
 
 
 def test_a_name_that_is_missing_or_leads_nowhere_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MASKS, "late", "model.masking.motion:LateMasking")
+    monkeypatch.setitem(MASKS, "late", "model.masking:LateMasking")
     with pytest.raises(InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"):
         find_class(MASKS, "early")
-    with pytest.raises(InputError, match=r"registry\.py has 'model.masking.motion:LateMasking' for 'late': module"):
+    with pytest.raises(InputError, match=r"registry\.py has 'model.masking:LateMasking' for 'late': module"):
         find_class(MASKS, "late")

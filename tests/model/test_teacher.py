@@ -19,8 +19,7 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import reconstruct
-from model.targets.target import Target, make_target
-from model.targets.teacher import fit_to_grid
+from model.targets import Target, fit_to_grid, make_target
 from model.weights.models import load_adamae, load_encoder
 from model.weights.pretrained import load, make_metadata, save
 from model.weights.teachers import hash_teacher, make_teacher

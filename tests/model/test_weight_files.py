@@ -87,9 +87,8 @@ def describe(**changes: Any) -> dict[str, str]:
         (describe(flavor="odd"), "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: "{"}, "is damaged"),
         ({pretrained.CONFIG_KEY: "[" * 100_000}, "is damaged"),
-        ({pretrained.CONFIG_KEY: "[]"}, "does not describe a model of this version"),
-        ({pretrained.CONFIG_KEY: " " * 2**21}, "it is longer than"),
-        ({pretrained.CLASSES_KEY: '{"a": 1}'}, "its classes are no list of names"),
+        ({pretrained.CONFIG_KEY: "[]"}, "is damaged (Expected `object`, got `array`)"),
+        ({pretrained.CLASSES_KEY: '{"a": 1}'}, "is damaged (Expected `array`, got `object`)"),
         ({pretrained.CLASSES_KEY: '["up", "down"]'}, "it names 2 classes"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -136,16 +135,6 @@ class Swelling:
         return bytearray, (2**30,)
 
 
-def write_safetensors(file: Path, header: bytes, data: bytes = b"") -> None:
-    file.write_bytes(struct.pack("<Q", len(header)) + header + data)
-
-
-def write_many(file: Path) -> None:
-    entry = {"dtype": "F32", "shape": [1]}
-    header = {f"x.{i}": entry | {"data_offsets": [4 * i, 4 * i + 4]} for i in range(10001)}
-    write_safetensors(file, json.dumps(header).encode(), bytes(4 * 10001))
-
-
 def write_cut_off(file: Path) -> None:
     torch.save({"model": {"x": torch.zeros(5000)}}, file)
     file.write_bytes(file.read_bytes()[:5000])
@@ -171,11 +160,10 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "compressed": ("w.pth", write_compressed),
     "cut off": ("w.pth", write_cut_off),
     "empty": ("w.pth", lambda file: file.touch()),
-    "too many tensors": ("w.safetensors", write_many),
     "a header without end": ("w.safetensors", lambda file: file.write_bytes(struct.pack("<Q", 2**62) + b"{}")),
     "a header that is no text": (
         "w.safetensors",
-        lambda file: write_safetensors(file, b'{"__metadata__":{"\xff":""}}'),
+        lambda file: file.write_bytes(struct.pack("<Q", 24) + b'{"__metadata__":{"\xff":""}}'),
     ),
 }
 

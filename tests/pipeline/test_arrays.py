@@ -11,8 +11,7 @@ from made_videos import encode
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding.array_source import scale_frames
-from pipeline.decoding.sources import decode_frames, find_source
+from pipeline.decoding.sources import decode_frames, find_source, scale_frames
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow, TrainingPlan

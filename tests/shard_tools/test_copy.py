@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 from made_videos import KINDS, X264, encode, read_number, remux
-from shard_making import all_samples, decode, make, video_bytes, write_noise
+from shard_making import all_samples, decode, make, run_here, video_bytes, write_noise
 
 from pipeline.decoding.sources import decode_frames
 from shard_tools import build
@@ -20,7 +20,7 @@ from shard_tools.encoding.encode import store_video
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import read_timing
 from shard_tools.settings import Settings
-from shard_tools.write import write_shard
+from shard_tools.workers import ENGINES
 
 NUM_FRAMES, GROUP = 96, 24
 
@@ -33,8 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copied(path: Path) -> int:
     """The number of frames of a video that is found intact."""
-    (one,) = store_video(path, path.with_suffix(""), Settings(encode="copy"))
-    return one.num_frames
+    return store_video(path, path.with_suffix(""), Settings(encode="copy")).num_frames
 
 
 def packet_places(path: Path) -> list[tuple[int, int]]:
@@ -230,12 +229,13 @@ def test_a_file_that_changes_before_it_is_stored_is_rejected(
     (tmp_path / "in").mkdir()
     _, touched = (Path(shutil.copy(source, tmp_path / "in" / name)) for name in ("kept.mp4", "touched.mp4"))
 
-    def changing(*arguments: Any) -> Any:
-        if touched.read_bytes() == source.read_bytes():
-            change(touched, how)
-        return write_shard(*arguments)
+    def change_after(*arguments: Any, **options: Any) -> Any:
+        for job, result in run_here(*arguments):
+            if job.source == "touched.mp4":
+                change(touched, how)
+            yield job, result
 
-    monkeypatch.setattr(build, "write_shard", changing)
+    monkeypatch.setitem(ENGINES, "processes", change_after)
     make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
     assert build.read_rejects(tmp_path / "out") == {"touched.mp4": "it was changed while it was read"}
     ((shard, kept),) = all_samples(tmp_path / "out")

@@ -2,8 +2,7 @@
 
 import os
 import tracemalloc
-from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from shard_making import hashes, make
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.inputs import Inputs, Item, Segment, TarMember, table
+from shard_tools.inputs import Inputs, Item, Segment, TarMember
 from shard_tools.inputs.table import MAX_SIZE
-from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shuffle_key
+from shard_tools.plan import Plan, assign_shards, make_key, save_plan, shuffle_key, split_videos
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry
@@ -49,11 +48,8 @@ def test_keys_differ_between_sources() -> None:
 
 def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     classes = sorted({item.label for item in items if item.label})
-    return by_shard(((item, 0, True) for item in items), Settings(**settings), classes)  # type: ignore[arg-type]
-
-
-def by_shard(items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str]) -> list[list[Entry]]:
-    counts, videos = assign_shards(items, settings, classes)
+    groups = (list(group) for _, group in groupby(items, attrgetter("source")))
+    counts, videos = assign_shards(groups, Settings(**settings), classes)  # type: ignore[arg-type]
     shards: dict[str, list[Entry]] = {}
     for entry in sorted(chain(*videos), key=attrgetter("position")):
         shards.setdefault(entry.shard, []).append(entry._replace(shard="", position=0))
@@ -90,9 +86,8 @@ def test_shards_have_about_equal_bytes() -> None:
 
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
-    pieces = [(Item(name, name, None, 5), piece, piece == 2) for name in NAMES for piece in range(3)]
-    entries = chain(*by_shard(pieces, Settings(seed=7, samples_per_shard=1), []))
-    found = [f"{entry.source}\0{entry.piece}" if entry.piece else entry.source for entry in entries]
+    pieces = [Item(name, name, None, 5, segment=Segment(piece, piece + 1)) for name in NAMES for piece in range(3)]
+    found = [entry.name for entry in chain(*shard(pieces, seed=7, samples_per_shard=1))]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
     first, again, other = shard(items), shard(items[::-1]), shard(items, seed=1)
@@ -102,8 +97,7 @@ def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> N
     assert min(len({tuple(entry.labels or ()) for entry in entries}) for entries in first) == 10
 
 
-def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MAX_HELD", 1000)
+def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> None:
     peaks = []
     for count in (1_000, 20_000):
         tracemalloc.start()
@@ -111,12 +105,11 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path, monkey
         inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
         inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
-        items = ((item, 0, True) for item in inputs.new())
-        save_plan(tmp_path / "plan.jsonl", items, Settings(), [], {}, False, 0)
+        save_plan(tmp_path / "plan.jsonl", split_videos(inputs.new(), Settings()), Settings(), [], {}, False, 0)
         assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 20_000 * 24, "bytes: a hash for each; a list of all items takes megabytes"
+    assert peaks[1] < peaks[0] + 20_000 * 24, "bytes: a list of all items takes megabytes"
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"source": "a.mp4"}', b"\xff"])

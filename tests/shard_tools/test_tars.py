@@ -99,7 +99,7 @@ def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: P
         "hard.mp4": "it is a link to good.mp4: put the file itself into the tar",
         "pipe.mp4": "it is a device or a pipe, not a video file",
         "sparse.mp4": "it is stored as a sparse file: pack it without --sparse",
-        "twice.mp4": "the tar holds it 2 times",
+        "twice.mp4": "the tar holds several of this name",
         "folder.mp4/inside.mp4": None,
     }
 

@@ -18,7 +18,7 @@ from torch import nn
 from common.errors import InputError
 from pipeline.config import DataConfig
 from training import checkpoint, run_dir
-from training.checkpoint import HostMemory, TrainState, list_checkpoints, load_file, save_checkpoint, take_snapshot
+from training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint, take_snapshot
 from training.config import TrainConfig
 from training.distributed import Distributed
 from training.failures import DivergedError
@@ -48,7 +48,7 @@ class Small:
         self.run.save(replace(STATE, step=step), {"model": self.model}, self.optimizer, {})
 
     def write(self, step: int) -> Path:
-        snapshot = take_snapshot({"model": self.model}, self.optimizer, {}, HostMemory())
+        snapshot = take_snapshot({"model": self.model}, self.optimizer, {})
         return save_checkpoint(self.folder, replace(STATE, step=step), snapshot)
 
     def load(self, expected: TrainState = STATE) -> TrainState:
@@ -209,7 +209,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
         for step in (1, 2):
             small.save(step)
     small.model[0].weight.data[0, 0] = torch.nan
-    said = r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*init_from=.*step-00000002`"
+    said = r"after step 3, model's 0\.weight is not finite; lower .*init_from=.*step-00000002, which is finite$"
     with pytest.raises(DivergedError, match=said), small.run:
         small.save(3)
     assert small.saved() == ["step-00000001", "step-00000002"]
@@ -221,25 +221,3 @@ def test_a_run_directory_is_one_jobs_at_a_time(small, tmp_path):
         with pytest.raises(InputError, match="is locked by another training job"), Small(tmp_path / "run").run:
             pytest.fail("two jobs")
     assert small.saved() == ["step-00000001"]
-
-
-def test_a_snapshot_is_a_copy_in_a_few_blocks_that_are_used_again_and_its_files_hold_nothing_twice(
-    tmp_path, monkeypatch
-):
-    """Tensor by tensor, PyTorch rounds page-locked memory up to powers of two."""
-    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(20)), nn.Linear(300, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    wanted = 3 * sum(p.nbytes for p in model.parameters())
-    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2**21)
-    memory, copies = HostMemory(), []
-    for _ in range(2):
-        snapshot = take_snapshot({"model": model}, optimizer, {}, memory)
-        copies.append(snapshot.modules["model"]["19.weight"])
-    assert copies[0].data_ptr() == copies[1].data_ptr() != model[19].weight.data_ptr()
-    assert sum(map(len, memory._blocks)) < wanted + 2 * 2**21
-    folder = save_checkpoint(tmp_path, STATE, snapshot)
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.05 * wanted
-    assert torch.equal(load_file(folder / WEIGHTS)["19.weight"], model[19].weight)

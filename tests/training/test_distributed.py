@@ -1,12 +1,11 @@
 """What ranks say of each other when one is missing, with a store that lies in this process."""
 
-import errno
 import threading
 
 import pytest
 import torch.distributed as dist
 
-from common.errors import InputError, PeerLostError
+from common.errors import PeerLostError
 from training import distributed
 from training.distributed import Distributed
 
@@ -46,19 +45,6 @@ def fail_as_main_of_two(error: Exception) -> None:
 
 def lose_peer() -> None:
     fail_as_main_of_two(RuntimeError("[gloo] Connection closed by peer"))
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (InputError("it is wrong"), "it is wrong"),
-        (OSError(errno.ENOSPC, "No space left", "nowhere/file"), "cannot use nowhere/file: No space left"),
-    ],
-)
-def test_other_ranks_hear_why_one_has_failed(store: dist.Store, error: Exception, said: str) -> None:
-    fail_as_main_of_two(error)
-    with pytest.raises(PeerLostError, match=f"^rank 0 on .* has failed: {said}"):
-        lose_peer()
 
 
 def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
