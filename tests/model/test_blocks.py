@@ -114,6 +114,8 @@ def test_kept_copies_are_used_without_a_cast_and_follow_the_weights() -> None:
 def test_separable_positions_tell_axes_apart(width: int) -> None:
     table = position_table("separable-3d", (2, 3, 4), width).view(2, 3, 4, width)
     assert table.flatten(0, 2).unique(dim=0).shape == (24, width)
+    longer = position_table("separable-3d", (16, 3, 4), width)
+    assert torch.equal(longer[:24], table.flatten(0, 2)), "a place has the same position in longer clips"
     for axis in range(3):
         # Along one axis only its own channels change, and these do not depend on the other two.
         step = table.diff(dim=axis)
