@@ -44,11 +44,6 @@ class ObjectStore:
         found = self._retry("listed", lambda: self._fs.find(start, detail=True))
         return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
 
-    def size(self, name: str) -> int:
-        """Ask for the bytes of a file as they are now."""
-        self._fs.invalidate_cache()
-        return int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
-
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if there is none."""
 
@@ -73,10 +68,12 @@ class ObjectStore:
         return b"".join(self._retry("read", partial(read, *block), name) for block in blocks)
 
     def download(self, name: str, file: Path) -> None:
-        """Download a file, durably."""
+        """Download a file as it is now, durably."""
+        self._fs.invalidate_cache()
+        size = int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as temporary:
-            self.append_range(name, temporary, self.size(name))
+            self.append_range(name, temporary, size)
 
     def append_range(self, name: str, file: Path, size: int) -> None:
         """Append to a local file what it lacks of the first `size` bytes."""
@@ -87,19 +84,6 @@ class ObjectStore:
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one, by a conditional write; return whether it now holds `data`."""
-
-        def create() -> None:
-            try:
-                self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
-            except OSError:  # not all clients call it FileExistsError, and an answer that was lost has a second request
-                if self.read(name) is None:
-                    raise
-
-        self._retry("written to", create, name)
-        return self.read(name) == data
 
     def upload(self, file: Path, name: str) -> None:
         """Write a file that others may be reading: they see the earlier one or this, never half of it."""
