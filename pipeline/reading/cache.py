@@ -29,28 +29,28 @@ from pipeline.reading.storage import ObjectStore
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def user_cache_dir(name: str = "adamae", option: str = "data.cache_dir") -> Path:
+def user_cache_dir() -> Path:
     """Find or make the user's own cache directory, or a private temporary one where there is no home.
 
-    `option` names another directory. Raises InputError if somebody else might have put it there, or may write to it.
+    Raises InputError if somebody else might have put it there, or may write to it.
     """
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(os.path.expanduser("~"))  # unlike Path.home, it accepts users without one
-    folder = (xdg if xdg.is_absolute() else home / ".cache") / name
+    folder = (xdg if xdg.is_absolute() else home / ".cache") / "adamae"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:  # no directory, which is refused below
         pass
     except OSError:  # containers run as users who have no home, or may not write to it
-        folder = Path(tempfile.gettempdir()) / f"{name}-cache-{os.getuid()}"
+        folder = Path(tempfile.gettempdir()) / f"adamae-cache-{os.getuid()}"
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise InputError(
             f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or"
-            f" name a directory of your own with {option}"
+            " name a directory of your own with data.cache_dir"
         )
     return folder
 

@@ -44,11 +44,6 @@ class ObjectStore:
         found = self._retry("listed", lambda: self._fs.find(start, detail=True))
         return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
 
-    def size(self, name: str) -> int:
-        """Ask for the bytes of a file as they are now."""
-        self._fs.invalidate_cache()
-        return int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
-
     def read(self, name: str) -> bytes | None:
         """Read a small file; None if there is none."""
 
@@ -73,10 +68,12 @@ class ObjectStore:
         return b"".join(self._retry("read", partial(read, *block), name) for block in blocks)
 
     def download(self, name: str, file: Path) -> None:
-        """Download a file, durably."""
+        """Download a file as it is now, durably."""
+        self._fs.invalidate_cache()
+        size = int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as temporary:
-            self.append_range(name, temporary, self.size(name))
+            self.append_range(name, temporary, size)
 
     def append_range(self, name: str, file: Path, size: int) -> None:
         """Append to a local file what it lacks of the first `size` bytes."""

@@ -217,17 +217,14 @@ def is_described(folder: Path) -> bool:
     return os.path.lexists(folder / DATASET_FILE)
 
 
-def read_dataset_info(folder: Path, locate: Locate | None = None) -> DatasetInfo:
-    """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version.
-
-    `locate` gives the files of tables where they do not lie beside it.
-    """
+def read_dataset_info(folder: Path) -> DatasetInfo:
+    """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version."""
     if not is_described(folder):
         raise InputError(f"no {DATASET_FILE} in {folder}: {_advise(folder)}")
     path = folder / DATASET_FILE
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
-    return parse_dataset_info(path.read_bytes(), str(path), locate or (lambda table: folder / table.file))
+    return parse_dataset_info(path.read_bytes(), str(path), lambda table: folder / table.file)
 
 
 def find_splits(folder: Path) -> list[Path]:
