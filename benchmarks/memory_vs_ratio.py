@@ -88,7 +88,7 @@ def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[R
 
     def measure(case: tuple[Point, bool]) -> Row:
         config = replace(base, **case[0]._asdict())
-        return in_fresh_process(measure_config, config, batch_size, 20, device, case[1])
+        return in_fresh_process(measure_config, config, batch_size, 3, device, case[1])
 
     def make_rows(found: dict[tuple[Point, bool], list[Row]]) -> list[Row]:
         for (point, compiled), (measured,) in found.items():

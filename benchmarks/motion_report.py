@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import reduce
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -111,13 +110,13 @@ def read_true_motion(clip: Clip, config: ModelConfig) -> Motion:
     recorded = json.loads(find_sidecar(clip.video).read_text(encoding="utf-8"))
     side = min(recorded["width"], recorded["height"])
     left, top = (recorded["width"] - side) / 2, (recorded["height"] - side) / 2
-    painted = torch.zeros(1, config.num_frames, side, side)
+    painted = torch.zeros(config.num_frames, side, side)
     for frame, number in enumerate(clip.numbers):
         for box in recorded["moving_boxes"][number]:
             edges = zip(box[:4], (left, top, left, top), strict=True)
             x0, y0, x1, y1 = (max(0, round(edge - offset)) for edge, offset in edges)
-            painted[0, frame, y0:y1, x0:x1] = 1
-    amount = average_per_token(F.interpolate(painted, config.frame_size, mode="area")[0], config)
+            painted[frame, y0:y1, x0:x1] = 1
+    amount = average_per_token(painted, config)
     return Motion(amount, amount > 0.5)
 
 
@@ -128,10 +127,9 @@ def measure_brightness_change(clip: Clip, config: ModelConfig) -> Motion:
     return Motion(amount, amount > amount.quantile(0.8))
 
 
-def average_per_token(frames: Float[Tensor, "T H W"], config: ModelConfig) -> Float[Tensor, " N"]:
+def average_per_token(frames: Float[Tensor, "T h w"], config: ModelConfig) -> Float[Tensor, " N"]:
     """Average the pixels of each token, in (t, h, w) order."""
-    sizes = {"pt": config.tubelet_size, "ph": config.patch_size, "pw": config.patch_size}
-    return reduce(frames, "(t pt) (h ph) (w pw) -> (t h w)", "mean", **sizes)
+    return F.adaptive_avg_pool3d(frames[None], config.grid).flatten()
 
 
 if __name__ == "__main__":

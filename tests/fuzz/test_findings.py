@@ -24,15 +24,12 @@ ROOT = Path(__file__).parents[2]
 VIDEOS = sorted((Path(__file__).parent / "findings").iterdir())
 
 
-def change_dataset(**values: object) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
-
-
 def rewrite(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def change_dataset(**values: object) -> Callable[[Path], object]:
+    return rewrite(lambda data: json.dumps(json.loads(data) | values).encode())
 
 
 def link_to_itself(path: Path) -> None:
@@ -74,9 +71,13 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-@pytest.fixture
-def shards(synthetic_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "processes", run_here)
+
+
+@pytest.fixture
+def shards(synthetic_shards: Path, tmp_path: Path) -> Path:
     return shutil.copytree(synthetic_shards, tmp_path / "shards")
 
 
@@ -109,8 +110,7 @@ def test_damaged_shards_are_reported_and_never_misread(shards: Path, files: str,
 
 
 @pytest.mark.parametrize("path", VIDEOS, ids=lambda path: path.stem)
-def test_a_damaged_video_is_rejected_or_copied_unchanged(path: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(ENGINES, "processes", run_here)
+def test_a_damaged_video_is_rejected_or_copied_unchanged(path: Path, tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     shutil.copy(path, tmp_path / "videos")
     try:
@@ -125,13 +125,12 @@ def test_a_damaged_video_is_rejected_or_copied_unchanged(path: Path, tmp_path: P
     assert len(decode(path)) == sample.num_frames
 
 
-def test_an_empty_tar_is_one_sentence(tmp_path: Path) -> None:
+def test_damage_to_what_make_shards_reads_needs_no_traceback(
+    shards: Path, synthetic_videos: Path, tmp_path: Path
+) -> None:
     (tmp_path / "videos.tar").write_bytes(b"")
     with pytest.raises(InputError, match=r"videos\.tar"):
-        make(tmp_path / "videos.tar", tmp_path / "shards")
-
-
-def test_extending_shards_with_a_damaged_report_needs_no_traceback(shards: Path, synthetic_videos: Path) -> None:
+        make(tmp_path / "videos.tar", tmp_path / "new")
     change_dataset(report={})(shards / "dataset.json")
     with contextlib.suppress(InputError):
         make(synthetic_videos, shards, "--frame-stride=2")
