@@ -119,41 +119,42 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
 
 def require_consistent(arguments: argparse.Namespace) -> None:
     """Raise InputError where options contradict each other, or input and output would mix."""
-    if arguments.workers < 1 or not 0 < arguments.timeout <= MAX_TIMEOUT_S or not 0 <= arguments.max_rejects <= 1:
-        raise InputError(
-            f"--workers must be at least 1, --timeout above 0 and at most {MAX_TIMEOUT_S:g}, --max-rejects 0 to 1"
-        )
-    names = [name for name, _ in arguments.split]
-    if len(set(names)) < len(names):
-        raise InputError("--split names must differ")
-    inputs, output = arguments.input, arguments.output
-    if arguments.hold_out is not None and (arguments.split or inputs == "-" or not 0 < arguments.hold_out < 1):
-        raise InputError("--hold-out is a share between 0 and 1 of a folder or a list, without --split")
-    if arguments.group_by and arguments.hold_out is None:
-        raise InputError("--group-by says what --hold-out keeps together: give both")
-    if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
-        raise InputError("--label is for videos without labels: remove it, or --label-column and --unlabeled")
+    inputs, output, share = arguments.input, arguments.output, arguments.hold_out
+    splits = [name for name, _ in arguments.split]
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
-    if arguments.root and (arguments.split or is_folder):
-        raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
-    if is_remote(output):
-        copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
-        raise InputError(f"{output} is a URL: make the shards in a folder, then copy it with {copy}")
-    if Path(output).exists() and not Path(output).is_dir():
-        raise InputError(f"{output} is a file: give a folder for the shards")
-    if not is_remote(inputs) and is_folder and Path(output).resolve().is_relative_to(Path(inputs).resolve()):
-        raise InputError(f"{output} lies inside the input {inputs}: give a folder outside of it")
+    is_inside = not is_remote(inputs) and is_folder and Path(output).resolve().is_relative_to(Path(inputs).resolve())
+    wrong_share = share is not None and (splits or inputs == "-" or not 0 < share < 1)
+    has_labels = arguments.label_column or arguments.unlabeled
+    copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
+    mistakes = {
+        "--workers must be at least 1": arguments.workers < 1,
+        f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:g}": not 0 < arguments.timeout <= MAX_TIMEOUT_S,
+        "--max-rejects must be 0 to 1": not 0 <= arguments.max_rejects <= 1,
+        "--split names must differ": len(set(splits)) < len(splits),
+        "--hold-out is a share between 0 and 1 of a folder or a list, without --split": wrong_share,
+        "--group-by says what --hold-out keeps together: give both": arguments.group_by and share is None,
+        "--label is for videos without labels: remove it, or --label-column and --unlabeled": (
+            arguments.label is not None and has_labels
+        ),
+        "--root is for the paths of a list: remove it where INPUT is no list": arguments.root and (splits or is_folder),
+        f"{output} is a URL: make the shards in a folder, then copy it with {copy}": is_remote(output),
+        f"{output} is a file: give a folder for the shards": Path(output).exists() and not Path(output).is_dir(),
+        f"{output} lies inside the input {inputs}: give a folder outside of it": is_inside,
+    }
+    for sentence, is_made in mistakes.items():
+        if is_made:
+            raise InputError(sentence)
 
 
-def make_list_options(arguments: argparse.Namespace, root: str | None, split: str) -> ListOptions:
-    """Return what the arguments say about a list; a split takes the rows of its own subset."""
+def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
+    """Return what the arguments say about a list; one of --split takes the rows of its own subset."""
     columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
-    subset = arguments.subset or (GROUPS.get(split, split) if split else None)
+    subset = arguments.subset or split
     return ListOptions(
-        root=root,
+        root=arguments.input if split else arguments.root,
         suffix=arguments.suffix,
         **columns,
-        subset=GROUPS.get(subset, subset) if subset else None,
+        subset=GROUPS.get(subset, subset) or None,
         is_split=bool(split and not arguments.subset),
         unlabeled=arguments.unlabeled or arguments.label is not None,
         constant_label=arguments.label,
@@ -166,20 +167,16 @@ def read_splits(
 ) -> dict[str, Inputs]:
     """Read the input of each split, say how it is understood, and what is wrong with it."""
     group_of = parse_group_by(arguments.group_by) if arguments.group_by else None
-    is_held_out = {name: name == VALIDATION for name in skipped}
-    held_out = {  # where an earlier run has put a file
-        source: is_held_out[name]
-        for name in (skipped if arguments.hold_out else ())
-        for source in list_sources(Path(arguments.output, name))
-    }
-    root = arguments.input if arguments.split else arguments.root
+    known: dict[str, bool] = {}  # whether an earlier run holds a file out
+    for name in skipped if arguments.hold_out else ():
+        known |= dict.fromkeys(list_sources(Path(arguments.output, name)), name == VALIDATION)
     lists, splits = dict(arguments.split), {}
     for name in skipped:
         where = lists.get(name, arguments.input)
-        options = make_list_options(arguments, root, name if arguments.split else "")
+        options = make_list_options(arguments, name if lists else "")
         inputs = splits[name] = read_inputs(where, options, skipped[name])
         if arguments.hold_out:
-            inputs.hold_out(arguments.hold_out, is_held_out[name], group_of, held_out)
+            inputs.hold_out(arguments.hold_out, name == VALIDATION, group_of, known)
             if not len(inputs):
                 raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
         if label_map and not arguments.unlabeled:

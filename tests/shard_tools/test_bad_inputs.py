@@ -177,7 +177,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --fps -1", "--fps must be above 0, not -1.0"),
     ("videos out --quality 99", "--quality must be between 0"),
     ("videos out --workers 0", "--workers must be at least 1"),
-    ("videos out --timeout inf", r"--timeout above 0 and at most 1e\+09"),
+    ("videos out --timeout inf", r"--timeout must be above 0 and at most 1e\+09"),
     ("videos out --encode copy --clip-seconds 3", "cannot go with --clip-seconds"),
     ("videos out --encode copy --gop 4", "--encode copy keeps every byte: it cannot go with --gop"),
     ("videos out --encode copy --tune size", "cannot go with --tune"),

@@ -159,10 +159,10 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         assert process_job(job) is None
         outcome = read_outcome(stem)
         assert outcome is not None
-        assert [path for _, path in outcome.samples] == [tmp_path / "in" / item.source], "the file itself, not a copy"
+        assert outcome.video == str(tmp_path / "in" / item.source), "the file itself, not a copy"
         (tmp_path / "in" / item.source).unlink()
         assert process_job(job) is None
-        assert read_outcome(stem) == Outcome(Entry(item.source), [], "there is no such file")
+        assert read_outcome(stem) == Outcome(Entry(item.source), reason="there is no such file")
 
 
 def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:
