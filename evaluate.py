@@ -3,9 +3,10 @@
 Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
-from the run's config.yaml, or from --config. Writes results.json, predictions.csv (a line per video), confusion.png,
-and mistakes.png to --output; of a multi-label classifier, no plots. With --keep, also the scores where only a fraction
-of the tokens is encoded, chosen at random, by motion or by the sampler of a pre-training, and kept.png.
+from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident
+mistakes first) and results.json to --output, with the scores of each class and a confusion matrix. With --keep, it also
+has the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
+pre-training.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
     python evaluate.py FEATURES --knn TRAINING_FEATURES
@@ -29,21 +30,18 @@ OVERRIDES = (
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
-    parser.add_argument("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2"
-    )
-    parser.add_argument("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
-    parser.add_argument("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
-    parser.add_argument("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
-    parser.add_argument("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
-    parser.add_argument("--batch-size", type=int, default=8, help="views per rank and forward pass")
-    parser.add_argument(
-        "--keep", type=float, nargs="+", default=[], help="fractions of the tokens: 0.05 0.1 0.25 0.5 1"
-    )
-    parser.add_argument("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
-    parser.add_argument("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
+    add = parser.add_argument
+    add("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
+    add("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
+    add("overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2")
+    add("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
+    add("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
+    add("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
+    add("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
+    add("--batch-size", type=int, default=8, help="views per rank and forward pass")
+    add("--keep", type=float, nargs="+", default=[], help="fractions of the tokens: 0.05 0.1 0.25 0.5 1")
+    add("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
+    add("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
     require_positive(options, "clips", "crops", "batch_size")
     if options.knn and (options.clips, options.crops, options.keep) != (1, 1, []):
@@ -67,23 +65,18 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from safetensors import safe_open
 
 from common.atomic_io import write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import format_duration, log
-from figures.classification import plot_confusion, plot_kept, plot_mistakes, save_figure
 from model.classifier import load_classifier
 from model.encoder import SELECTIONS
 from model.weights import pretrained
 from model.weights.models import load_encoder
-from pipeline.decoding.sources import decode_frames
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
-from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
@@ -91,9 +84,6 @@ from training.evaluation import Evaluator, HeldOut, Predictions, Views, check_cl
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 from training.summary import describe_scores, interpret_scores
-
-NUM_MISTAKES = 16
-NUM_FRAMES = 6  # of each mistake
 
 
 @explain_out_of_memory("lower --batch-size")
@@ -106,9 +96,7 @@ def evaluate(options: argparse.Namespace) -> None:
     best = checkpoint / "checkpoints" / "best"
     weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
     run = pretrained.run_of(weights)
-    file = options.config or (run and run / "config.yaml")
-    data = [f"data.shards={options.shards}", "data.weights=null", "data.subset=null"]
-    config = parse([*(["--config", str(file)] if file else []), *data, *options.overrides])
+    config = read_config(options, run, f"data.shards={options.shards}")
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
         state_dict, shape, classes, multi_label, _ = pretrained.load(weights, config.model.num_frames)
@@ -125,7 +113,7 @@ def evaluate(options: argparse.Namespace) -> None:
         trained = open_used(run, "data", config) if run and not multi_label else None
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
-        baselines = HeldOut(config, trained).evaluate_pixels(dist) if trained else {}
+        baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
         views = Views(options.clips, options.crops, options.batch_size)
         evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
         found = evaluator.predict(model, views, multi_label)
@@ -140,30 +128,38 @@ def evaluate(options: argparse.Namespace) -> None:
         if dist.is_main:
             results = baselines | make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
-            log(f"{describe_scores(results)}, in {format_duration(time.perf_counter() - started)}")
-            for sentence in interpret_scores(results):
-                log(sentence, sys.stderr)
+            say(results, f", in {format_duration(time.perf_counter() - started)}")
+
+
+def read_config(options: argparse.Namespace, run: Path | None, *places: str) -> TrainConfig:
+    """Read the configuration of the run, or that of --config, for all videos at `places`."""
+    file = options.config or (run and run / "config.yaml")
+    given = ["--config", str(file)] if file else []
+    return parse([*given, *places, "data.weights=null", "data.subset=null", *options.overrides])
+
+
+def say(results: dict[str, Any], end: str = "") -> None:
+    log(describe_scores(results) + end)
+    for sentence in interpret_scores(results):
+        log(sentence, sys.stderr)
 
 
 def evaluate_neighbors(options: argparse.Namespace) -> None:
     """Say the accuracy of k-NN, beside what needs no model; write it to --output, if that is given."""
     results = compare_clips(options) if options.shards else compare_features(options)
     if results:
-        log(describe_scores(results))
-        for sentence in interpret_scores(results):
-            log(sentence, sys.stderr)
-    if results and options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        write_json(options.output / "results.json", {**results, "checkpoint": options.checkpoint, "knn": options.knn})
+        say(results)
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            about = {"checkpoint": options.checkpoint, "knn": options.knn}
+            write_json(options.output / "results.json", results | about)
 
 
 def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
     """Classify videos by the neighbors of the features that weights make of a clip each; {} but in the main rank."""
     weights = local_run(options.checkpoint)
     encoder, run = load_encoder(weights), pretrained.run_of(pretrained.find_file(weights))
-    file = options.config or (run and run / "config.yaml")
-    places = [f"data.shards={options.knn}", f"evaluation.shards={options.shards}", "data.weights=null"]
-    config = parse([*(["--config", str(file)] if file else []), *places, "data.subset=null", *options.overrides])
+    config = read_config(options, run, f"data.shards={options.knn}", f"evaluation.shards={options.shards}")
     config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
     with Distributed(config.device) as dist:
         reference, dataset = ShardDataset.open(config.data), ShardDataset.open(options.shards, config.data)
@@ -211,15 +207,11 @@ def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | No
 
 def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
     """Warn if videos of `dataset` were trained on, or the best weights selected on them, as far as those are there."""
-    used = {
-        "the run was trained on": "data",
-        "the run's best weights were selected on": "evaluation" if is_best else "",
-    }
-    for what, section in used.items():
-        if section and (earlier := open_used(run, section, config)):
-            shared, total = count_shared_videos(dataset, earlier), len(dataset.samples)
-            if shared:
-                log(f"WARNING: {what} {shared} of these {total} videos: accuracy is optimistically biased", sys.stderr)
+    used = {"data": "the run was trained on", "evaluation": "the run's best weights were selected on"}
+    for section in used if is_best else ("data",):
+        if (earlier := open_used(run, section, config)) and (shared := count_shared_videos(dataset, earlier)):
+            what = f"{used[section]} {shared} of these {len(dataset.samples)} videos"
+            log(f"WARNING: {what}: accuracy is optimistically biased", sys.stderr)
 
 
 def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Namespace) -> dict[str, Any]:
@@ -240,9 +232,9 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
 
 
 def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
-    """List the label of every video, or its labels, and the most probable class."""
+    """List the label of every video, or its labels, and the most probable class; the most confident mistakes first."""
     names, rows = dataset.info.classes, zip(dataset.samples, *found.probabilities.max(dim=1), strict=True)
-    return [
+    listed = [
         {
             "key": sample.key,
             "source": sample.source,
@@ -252,18 +244,12 @@ def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str
         }
         for sample, probability, predicted in rows
     ]
+    return sorted(listed, key=lambda row: (row["label"] == row["predicted"], -row["probability"]))
 
 
 def write_results(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     predictions = list_predictions(found, dataset)
-    if results["kept"]:
-        save_figure(plot_kept(results["kept"]), folder / "kept.png")
-    if "confusion" in results:
-        save_figure(plot_confusion(results, dataset.info.classes), folder / "confusion.png")
-        if worst := find_worst_mistakes(predictions):
-            strips = [read_strip(dataset, sample) for sample in worst]
-            save_figure(plot_mistakes([predictions[sample] for sample in worst], strips), folder / "mistakes.png")
     table = io.StringIO()
     writer = csv.DictWriter(table, list(predictions[0]), lineterminator="\n")
     writer.writeheader()
@@ -271,18 +257,6 @@ def write_results(folder: Path, results: dict[str, Any], found: Predictions, dat
     write_text(folder / "predictions.csv", table.getvalue())
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
-
-
-def find_worst_mistakes(predictions: list[dict[str, Any]]) -> list[int]:
-    """Find the misclassified videos, the most confident first."""
-    wrong = [i for i, row in enumerate(predictions) if row["label"] != row["predicted"]]
-    return sorted(wrong, key=lambda i: -predictions[i]["probability"])[:NUM_MISTAKES]
-
-
-def read_strip(dataset: ShardDataset, sample: int) -> UInt8[np.ndarray, "H W 3"]:
-    """Decode frames from all over a video, side by side."""
-    numbers = np.linspace(0, dataset.samples[sample].num_frames - 1, NUM_FRAMES).round().astype(int).tolist()
-    return np.concatenate(arrays.to_rgb(decode_frames(Reader(dataset).read(sample), numbers)), axis=1)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import argparse
 from pathlib import Path
 
 from common.arguments import ArgumentParser, parse_part
-from common.errors import DISK_FULL, InputError, name_disk_errors, parse_early, require_positive, run_command
+from common.errors import DISK_FULL, InputError, parse_early, require_positive, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -42,11 +42,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--tokens", action="store_true", help="also the features of every token, in fp16")
     add("--format", choices=("safetensors", "npz", "parquet"), default="safetensors", help="(default safetensors)")
     add(
-        "--part",
-        type=parse_part,
-        default=(1, 1),
-        metavar="I/N",
-        help="only every Nth video, from the Ith on: one per GPU",
+        "--part", type=parse_part, default=(1, 1), metavar="I/N", help="only every Nth video, from the Ith: one per GPU"
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
@@ -70,13 +66,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from itertools import chain, islice
-from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from common.atomic_io import atomic_write, write_json
@@ -92,7 +86,7 @@ from pipeline.config import DataConfig
 from pipeline.decoding.video import Video
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import FrameSize, view_crop
-from pipeline.planning.plan import frame_step
+from pipeline.planning.plan import check_strides, frame_step
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
@@ -102,13 +96,10 @@ from pipeline.video_error import VideoError
 from shard_tools.encoding.cuts import find_ticks
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import (
-    START,
-    Timing,
-    assign_ticks,
     open_source,
-    read_frames,
     read_timing,
     require_complete,
+    seek_frames,
     subsample,
 )
 from shard_tools.inputs import Item, ListOptions, read_inputs
@@ -117,7 +108,6 @@ from shard_tools.plan import make_key
 from shard_tools.work import local_copy
 from training.remote_run import local_run
 
-PREFETCHED = 4  # batches that are decoded ahead
 # Source frames since the video's or segment's first, seconds in the source, and the frame as the model takes it.
 Shown = tuple[int, float, UInt8[np.ndarray, "H W C"]]
 T = TypeVar("T")
@@ -127,8 +117,7 @@ T = TypeVar("T")
 class Features:
     """A video and what is known of it so far.
 
-    `frames` yields its sampled frames; raises VideoError, UnusableError or OSError where it is damaged. Windows lie in
-    temporary files: small arrays that stay between large ones that go would fragment memory, 2 GB for an hour.
+    `frames` yields its sampled frames; raises VideoError, UnusableError or OSError where it is damaged.
     """
 
     key: str
@@ -139,22 +128,19 @@ class Features:
     fields: dict[str, Any]
     offset: float = 0.0  # of its first frame in the source, seconds
     incomplete: str = ""
-    num_windows: int = 0
-    files: dict[str, IO[bytes]] = field(default_factory=lambda: defaultdict(TemporaryFile))
+    # Of all windows: small arrays that stay between large ones that go would fragment memory, 2 GB for an hour.
+    buffers: dict[str, bytearray] = field(default_factory=lambda: defaultdict(bytearray))
     kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = field(default_factory=dict)  # dtype and shape of a window's
 
     def append(self, window: dict[str, np.ndarray]) -> None:
         for name, values in window.items():
-            with name_disk_errors(Path(gettempdir())):
-                self.files[name].write(values.data)
-                self.files[name].flush()
             self.kinds[name] = values.dtype, values.shape
-        self.num_windows += 1
+            self.buffers[name] += values.tobytes()
 
-    def read(self) -> dict[str, np.ndarray]:
-        """Return the features of all windows, which are read from the disk on use."""
+    def stack(self) -> dict[str, np.ndarray]:
+        """Return the arrays of all windows, without a copy."""
         return {
-            name: np.memmap(self.files[name], dtype, "c", shape=(self.num_windows, *shape))
+            name: np.frombuffer(self.buffers[name], dtype).reshape(-1, *shape)
             for name, (dtype, shape) in self.kinds.items()
         }
 
@@ -164,28 +150,26 @@ def main(options: argparse.Namespace) -> int:
     device = choose_device(options.device)
     if options.format == "parquet":
         import_pyarrow("OUT")  # says here what is missing
+    model = local_run(options.model)
     changes = {"num_frames": options.window, "image_size": options.image_size}
     changes = {name: value for name, value in changes.items() if value}
-    model = local_run(options.model)
     encoder = load_encoder(model, **changes).to(device)
     length, size = encoder.config.num_frames, FrameSize.of(encoder.config.image_size)
     given = {"frame_stride": options.frame_stride, "fps": options.fps}
     data = DataConfig(**(given if any(given.values()) else trained_rate(model)))
     stride = options.stride or length
-    settings = {"model": str(find_file(model).resolve()), "stride": stride, "pad": options.pad}
-    settings |= {name: getattr(data, name) for name in given}
+    settings = {"model": str(find_file(model).resolve()), "stride": stride, "frame_stride": data.frame_stride}
+    settings |= {"fps": data.fps} | {name: getattr(options, name) for name in ("pad", "keep", "tokens", "format")}
     if options.keep != 1:
-        settings["keep"] = options.keep
         encode(encoder, np.zeros((1, length, *size, encoder.config.in_channels), np.uint8), options)  # raises early
-
     part, num_parts = options.part
     listed = list(islice(list_videos(options.input, size, data), part - 1, None, num_parts))  # raises if there are none
-    write_settings(options.output, settings | {"tokens": options.tokens, "format": options.format, **changes})
+    write_settings(options.output, settings | changes)
     videos = [video for video in listed if not find_output(options, video).exists()]
     windows = (window for video in videos for window in cut_windows(video, length, stride, options.pad))
     num_bad = 0
     with progress_bar(unit="video", total=len(videos)) as progress:
-        for batch in prefetch(iter(lambda: list(islice(windows, options.batch_size)), []), PREFETCHED):
+        for batch in prefetch(iter(lambda: list(islice(windows, options.batch_size)), [])):
             clips = [np.stack([frame for *_, frame in window]) for _, window in batch if window]
             encoded = encode(encoder, np.stack(clips), options) if clips else iter(())
             for video, window in batch:
@@ -213,12 +197,11 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
 
 def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
     """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
-    if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
-        yield from list_samples(ShardDataset.open(place), "", size, data)
-        return
-    if splits := find_splits(Path(place)):
-        for split in splits:
-            yield from list_samples(ShardDataset.open(split), f"{split.name}/", size, data)
+    is_dataset = is_remote(place) or (Path(place) / DATASET_FILE).is_file()
+    datasets = {"": place} if is_dataset else {f"{split.name}/": str(split) for split in find_splits(Path(place))}
+    for prefix, folder in datasets.items():
+        yield from list_samples(ShardDataset.open(folder), prefix, size, data)
+    if datasets:
         return
     for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
@@ -230,12 +213,7 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
 
 
 def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
-    for stored in dataset.info.frame_strides:
-        if data.frame_stride and data.frame_stride % stored:
-            raise InputError(
-                f"{dataset.folder} stores one frame of every {stored}, and the frame stride is {data.frame_stride}:"
-                f" give a multiple of {stored} as --frame-stride, or --fps"
-            )
+    check_strides(dataset, data)
     for index, sample in enumerate(dataset.samples):
         label = ", ".join(dataset.info.classes[int(label)] for label in sample.labels or ())
         read = partial(read_sample, dataset, index, size, data)
@@ -243,17 +221,16 @@ def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: Data
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
-    sample = dataset.samples[index]
-    fps = Fraction(sample.fps).limit_denominator(100_000)
-    step, content = find_step(sample.source, fps, data, sample.frame_stride), Reader(dataset).read(index)
+    sample, content = dataset.samples[index], Reader(dataset).read(index)
+    rate = Fraction(sample.fps).limit_denominator(100_000)
+    step = find_step(sample.source, rate, data, sample.frame_stride)
     if arrays.is_array(content):
         yield from read_array(content, step, size)
         return
+    scaler = make_scaler(sample.width, sample.height, size)
     with Video(content, sample.num_frames) as video:
-        frames = subsample(video.frames(number_frames(step, sample.num_frames)), step)
-        scaler = make_scaler(sample.width, sample.height, size)
-        for count, frame in enumerate(frames):
-            yield int(count * step) * sample.frame_stride, sample.start + float(count * step / fps), scaler(frame)
+        for count, frame in enumerate(subsample(video.frames(range(sample.num_frames)), step)):
+            yield int(count * step) * sample.frame_stride, sample.start + float(count * step / rate), scaler(frame)
 
 
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
@@ -270,9 +247,10 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             timing = read_timing(container, stream)
             require_complete(path, container, stream, timing.num_packets)
             aspect = stream.sample_aspect_ratio
-        step, scaler = find_step(item.source, timing.rate, data), None
+        step = find_step(item.source, timing.rate, data)
         first, end = find_ticks(item.segment, timing) if item.segment else (0, math.inf)
-        for count, frame in enumerate(subsample(seek_frames(path, timing, first), step, first)):
+        scaler, frames = None, seek_frames(partial(open_source, path), timing, first)
+        for count, frame in enumerate(subsample(frames, step, first)):
             if (tick := first + count * step) >= end:
                 return
             if scaler is None:
@@ -281,26 +259,10 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             yield int(count * step), float(tick / timing.rate), scaler(frame)
 
 
-def seek_frames(path: Path, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start, if none can be decoded."""
-    start = timing.find_seek_point(first)
-    with open_source(path) as (container, stream):
-        frames = read_frames(container, stream, start)
-        try:
-            frames = chain([next(frames)], frames)
-        except UnusableError:
-            if start == START:
-                raise
-        else:
-            yield from assign_ticks(frames, timing, start.number)
-            return
-    yield from seek_frames(path, timing, 0)
-
-
 def read_array(array: bytes | Path, step: Fraction, size: FrameSize) -> Iterator[Shown]:
     frames = arrays.map_frames(array)
-    for number in number_frames(step, len(frames)):
-        yield number, number / arrays.FPS, resize_and_crop(frames[number : number + 1].copy(), size)[0].numpy()
+    for number in (int(count * step) for count in range(math.ceil(len(frames) / step))):
+        yield number, number / arrays.FPS, resize_and_crop(frames[number : number + 1], size)[0].numpy()
 
 
 def find_step(source: str, fps: Fraction, data: DataConfig, stored_stride: int = 1) -> Fraction:
@@ -309,11 +271,6 @@ def find_step(source: str, fps: Fraction, data: DataConfig, stored_stride: int =
         few = f"{printable(source)} has {float(fps):g} frames a second"
         log(f"{few}: some are repeated for --fps {data.fps:g}", sys.stderr)
     return Fraction(step).limit_denominator(100_000)
-
-
-def number_frames(step: Fraction, num_frames: int) -> list[int]:
-    """List the frames shown at multiples of `step`."""
-    return [int(number * step) for number in range(math.ceil(num_frames / step))]
 
 
 def make_scaler(width: int, height: int, size: FrameSize) -> Scaler:
@@ -341,16 +298,13 @@ def cut_windows(video: Features, length: int, stride: int, pad: bool) -> Iterato
     yield video, []
 
 
-def prefetch(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield items, of which up to `depth` are made ahead in a thread."""
+def prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield items, of which the next one is made in a thread."""
     with ThreadPoolExecutor(1) as pool:
-        pending = deque(pool.submit(next, items, None) for _ in range(depth))
-        try:
-            while (item := pending.popleft().result()) is not None:
-                pending.append(pool.submit(next, items, None))
-                yield item
-        finally:
-            pool.shutdown(cancel_futures=True)
+        ahead = pool.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = pool.submit(next, items, None)
+            yield item
 
 
 @torch.no_grad()
@@ -376,16 +330,15 @@ def save_features(options: argparse.Namespace, video: Features) -> None:
     """Write a video's file, if it has a window; say on stderr if it is incomplete."""
     if video.incomplete:
         log(f"{printable(video.source)} is incomplete: {video.incomplete}", sys.stderr)
-    if video.num_windows:
+    if video.buffers:
         names = ("key", "source", "segment", "offset", "label", "incomplete")
         metadata = {name: getattr(video, name) for name in names}
         metadata |= {"episode": str(video.fields.get("episode", "")), "fields": json.dumps(video.fields)}
         file = find_output(options, video)
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as partial_file:
-            SAVE[options.format](partial_file, video.read(), metadata)
-    for opened in video.files.values():
-        opened.close()
+            SAVE[options.format](partial_file, video.stack(), metadata)
+        video.buffers.clear()
 
 
 def save_safetensors(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:

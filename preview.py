@@ -16,12 +16,13 @@ from training.config import parse
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("shards", metavar="SHARDS", help="dataset folder or URL")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
-    parser.add_argument("--config", metavar="FILE", help="config of the run")
-    parser.add_argument("--output", type=Path, default=Path("preview"), help="output folder")
-    parser.add_argument("--num-clips", type=int, default=4, help="number of clips")
-    parser.add_argument("--first", type=int, default=0, help="number of the batch to show")
+    add = parser.add_argument
+    add("shards", metavar="SHARDS", help="dataset folder or URL")
+    add("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
+    add("--config", metavar="FILE", help="config of the run")
+    add("--output", type=Path, default=Path("preview"), help="output folder")
+    add("--num-clips", type=int, default=4, help="number of clips")
+    add("--first", type=int, default=0, help="number of the batch to show")
     options = parser.parse_intermixed_args(arguments)
     require_positive(options, "num_clips")
     file = ["--config", options.config] if options.config else []
@@ -34,13 +35,11 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw
 
 from common.logging import log
 from figures.clips import describe_sample
-from figures.sheet import Row, render_animation, render_sheet, save_animation, save_image
+from figures.sheet import Layout, Row, render_animation, render_sheet, save_animation, save_image
 from pipeline.decoding.sources import decode_frames
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
@@ -70,8 +69,8 @@ def main(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     columns = min(COLUMNS, num_frames)
     frames = [column * num_frames // columns for column in range(columns)]
-    save_image(render_sheet(rows, frames), options.output / "preview.png")
-    save_animation(render_animation(rows, per_line=2), options.output / "preview.gif")
+    save_image(render_sheet(rows, frames, Layout.fit(rows, columns)), options.output / "preview.png")
+    save_animation(render_animation(rows), options.output / "preview.gif")
     log(f"wrote {options.output}/preview.png and preview.gif: {len(batch.clip)} clips of batch {options.first}")
 
 
@@ -90,10 +89,9 @@ def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch)
             ) from error
         x, y, width, height = row.crop
         line = max(2, round(max(sample.width, sample.height) / 160))  # still visible when scaled down
-        for frame in frames:
-            source = Image.fromarray(frame)
-            ImageDraw.Draw(source).rectangle((x, y, x + width - 1, y + height - 1), outline=BOX_COLOR, width=line)
-            frame[:] = np.asarray(source)
+        box = frames[:, y : y + height, x : x + width]
+        for edge in (box[:, :line], box[:, -line:], box[:, :, :line], box[:, :, -line:]):
+            edge[:] = BOX_COLOR
         source_label = (
             f"{describe_sample(dataset, sample)}\nframes {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}\n"
             f"{sample.width}×{sample.height}"

@@ -72,12 +72,11 @@ def train(config: TrainConfig) -> bool:
         state = run.load(task.modules, optimizer, start)
         model = parallelize(task, optimizer, config, dist, plan.batch_size)
         with (
-            ClipLoader(dataset, plan, dist.device, config.data, run.quarantine) as loader,
+            ClipLoader(dataset, plan, dist.device, config.data, run.path / "quarantine.jsonl") as loader,
             Logger(run, config, dist, schedule, loader, state.step) as log,
-            profile_steps(run.profile if config.profile and dist.is_main else None, dist.device) as profile_step,
+            profile_steps(run.path / "profile", dist.device, config.profile and dist.is_main) as profile_step,
         ):
             log.announce(startup_warnings(config, dataset, dist.device))
-            log.stragglers.watch(model)
             if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
                 evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
             stop.defer, stopping = True, False

@@ -1,9 +1,8 @@
 """Count where the memory of a training step goes, byte by byte, on tensors without memory: no GPU is needed."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
@@ -31,6 +30,7 @@ PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss")
 # update and freed after it, as what a kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt
 # share.
 AT_PEAK = ("weights", "optimizer", "weight_copies", "clip", "cublas", *PARTS, "gradients", "temporaries")
+FIXED = ("weights", "optimizer", "weight_copies", "gradients", "cublas")  # what does not depend on the batch
 
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
 MULTIPROCESSORS = 132  # of an H100 or H200
@@ -51,61 +51,46 @@ for counted, left_out in (
     flop_registry.setdefault(left_out, flop_registry[counted])
 
 
-@dataclass(frozen=True)
-class Account:
-    """Bytes of one step."""
-
-    at_peak: dict[str, int]  # alive at the peak of the step, by AT_PEAK
-    flops: int
-
-    @property
-    def peak_bytes(self) -> int:
-        return sum(self.at_peak.values())
-
-    @property
-    def fixed_bytes(self) -> int:
-        """What does not depend on the batch."""
-        return sum(self.at_peak[label] for label in ("weights", "optimizer", "weight_copies", "gradients", "cublas"))
+Account = dict[str, int]  # bytes that are alive at the peak of a step, by AT_PEAK
 
 
-def predict(
-    config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False, with_flops: bool = True
-) -> Account:
+def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False) -> Account:
     """Count a step as a GPU takes it in bf16, or as this CPU does, in a few seconds for any batch size.
 
-    in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. with_flops: count
-    the arithmetic too. Not counted: the CUDA context, NCCL's own memory, the allocator's fragmentation.
+    in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. Not counted: the
+    CUDA context, NCCL's own memory, the allocator's fragmentation.
     """
-    nowhere: Any = SimpleNamespace(device=torch.device("meta"))  # FakeTensorMode cannot initialize: it has no values
-    with nowhere.device:
-        task = Pretraining(make_config(config), None, nowhere)
-    live = LiveBytes("weights", on_gpu)
+    task, live = _make_task(config), LiveBytes("weights", on_gpu)
     with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths() if on_gpu else nullcontext(), live:
         task.model.to_empty(device="cpu")
         step = PretrainingStep(task)
         live.label = "clip"
-        clip = noise_clip(config, batch_size, torch.device("cpu"))
-        return account(step, clip, live, in_buckets, with_flops)
+        return account(step, noise_clip(config, batch_size, torch.device("cpu")), live, in_buckets)
 
 
-def account(
-    step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False, with_flops: bool = True
-) -> Account:
-    """Take the first steps under `live`, which is active and has counted the weights; count the last one."""
+def count_flops(config: ModelConfig, batch_size: int) -> int:
+    """Count the arithmetic of a step, with what activation checkpointing repeats."""
+    task = _make_task(config)
+    with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths(), FlopCounterMode(display=False) as flops:
+        task.model.to_empty(device="cpu")
+        PretrainingStep(task)(noise_clip(config, batch_size, torch.device("cpu")))
+    return flops.get_total_flops()
+
+
+def _make_task(config: ModelConfig) -> Pretraining:
+    nowhere: Any = SimpleNamespace(device=torch.device("meta"))  # FakeTensorMode cannot initialize: it has no values
+    with nowhere.device:
+        return Pretraining(make_config(config), None, nowhere)
+
+
+def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False) -> Account:
+    """Count a step under `live`, which is active and has counted the weights; the model keeps the hooks for that."""
     model = step.model
     for parameter in model.parameters():
         live.relabel(getattr(parameter, "cast_copy", None), "weight_copies")
-    live.label = "optimizer"  # the first update makes the optimizer's state
-    flops = FlopCounterMode(display=False)
-    # FlopCounterMode keeps what checkpointing recomputes: then bytes and arithmetic are counted in different steps.
-    in_another = with_flops and model.config.activation_checkpointing
-    if in_another:
-        with flops:
-            step(clip)
-    else:
-        for parameter in model.parameters():
-            parameter.grad = torch.empty_like(parameter)
-        update(step.optimizer, 1e-4, None)
+        parameter.grad = torch.empty_like(parameter)
+    live.label = "optimizer"
+    update(step.optimizer, 1e-4, None)  # the first one makes the optimizer's state
     live.label = "gradients"
     buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
 
@@ -116,34 +101,28 @@ def account(
 
     live.label = "tokenizer"
     live.at_peak = live.now.copy()
-    with ExitStack() as hooks:
-        for parameter in model.parameters():
-            hooks.callback(parameter.register_post_accumulate_grad_hook(keep_gradient).remove)
-        with flops if with_flops and not in_another else nullcontext(), label_parts(model, live):
-            step(clip)
-    at_peak = {label: live.at_peak[label] for label in AT_PEAK}
-    return Account(at_peak, flops.get_total_flops())
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(keep_gradient)
+    label_parts(model, live)
+    step(clip)
+    return {label: live.at_peak[label] for label in AT_PEAK}
 
 
-@contextmanager
-def label_parts(model: AdaMAE, live: "LiveBytes") -> Iterator[None]:
-    """Label what a step allocates by the part that its forward pass has reached, and "temporaries" after it."""
+def label_parts(model: AdaMAE, live: "LiveBytes") -> None:
+    """Label what steps allocate by the part that its forward pass has reached, and "temporaries" after it."""
 
-    def enter(part: str) -> None:
-        live.label = part
+    def enter(part: str) -> Callable[..., None]:
+        return lambda *_: setattr(live, "label", part)
+
+    def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
+        output.loss.register_hook(enter("temporaries"))
 
     teacher = getattr(model.target, "teacher", nn.Identity())
     modules = (teacher, model.tokenizer, model.token_sampler, model.encoder, model.decoder)
-    with ExitStack() as hooks:
-        for part, module in zip(PARTS, modules, strict=False):
-            hooks.callback(module.register_forward_pre_hook(lambda *_, part=part: enter(part)).remove)
-        hooks.callback(model.decoder.register_forward_hook(lambda *_: enter("loss")).remove)
-
-        def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
-            output.loss.register_hook(lambda _: enter("temporaries"))
-
-        hooks.callback(model.register_forward_hook(await_backward).remove)
-        yield
+    for part, module in zip(PARTS, modules, strict=False):
+        module.register_forward_pre_hook(enter(part))
+    model.decoder.register_forward_hook(enter("loss"))
+    model.register_forward_hook(await_backward)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -191,17 +170,15 @@ class LiveBytes(TorchDispatchMode):
         self.now[self._labels.pop(key)] -= size
 
 
-def _is_attention_backward(operator: str) -> bool:
-    return "attention" in operator and "backward" in operator
-
-
 def workspace(operator: str, inputs: Sequence[Any]) -> tuple[str, int]:
     """Return what an operator allocates for itself, and the label of AT_PEAK that it counts for."""
     if operator.startswith(PRODUCTS) and not CUBLAS_THREADS:
         return "cublas", CUBLAS_BYTES
     if operator == "aten::sum.dim_IntList" and inputs[0].dim() == 2 and inputs[1] == [0]:
         return "temporaries", column_sum_workspace(*inputs[0].shape)
-    return "temporaries", attention_workspace(inputs[1]) if _is_attention_backward(operator) else 0
+    if "attention" in operator and "backward" in operator:
+        return "temporaries", attention_workspace(inputs[1])
+    return "", 0
 
 
 def column_sum_workspace(rows: int, width: int) -> int:

@@ -7,137 +7,117 @@ batches from the loader, the other reuses one random batch. Each has a process o
 alternate between them.
 """
 
-import statistics
+import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice, repeat
+from functools import partial
+from itertools import repeat
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import ArgumentParser, at_least
-from benchmarks.harness import Report, Row, in_fresh_process, noise_clip, print_table, require
-from benchmarks.pipeline_throughput import cpu_seconds, open_loader, prepare_shards
-from benchmarks.step import PretrainingStep
+from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.harness import Report, Row, in_fresh_process, measure_cases, noise_clip, print_table, require
+from benchmarks.pipeline_throughput import open_loader, prepare_shards
+from benchmarks.step import PretrainingStep, measure_step
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
-from common.progress import progress_bar
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
-from training.logger import peak_memory_gib
 
-WARM_UP_STEPS = 3
 NOTES = [
-    f"A round: {WARM_UP_STEPS} warm-up steps, then steps_per_round by the wall clock, synchronized with the device at"
-    " both ends. clips_per_second: of the median round; lower and upper: of the slowest and the fastest.",
+    "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and upper: of the"
+    " slowest and the fastest.",
     "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and its workers.",
 ]
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where batches come from."""
 
     shards: Path | None  # in a folder named for their encoding; None: one random batch
     repeats: int = 1  # clips per decoded video
 
-    @property
-    def name(self) -> str:
-        if self.shards is None:
-            return "cached batch"
-        return f"{self.shards.name} shards" + (f", {self.repeats} clips per decoded video" if self.repeats > 1 else "")
-
 
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_videos()
+    parser.add_videos(["h264", "mjpeg"])
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--steps", type=at_least(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
-    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--steps", type=PositiveInt, help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
+    parser.add_argument("--rounds", type=PositiveInt, default=3)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
     work = prepare_shards(options.videos, options.work, options.encodes)
-    batch_size, steps = options.batch_size or (64 if on_gpu else 2), options.steps or (100 if on_gpu else 4)
-    sources = [Source(None), *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2))]
+    options.batch_size = options.batch_size or (64 if on_gpu else 2)
+    options.steps = options.steps or (100 if on_gpu else 4)
     report = Report(
-        "end_to_end", options.output, device, NOTES, model=options.size, batch_size=batch_size,
-        compiled=options.compile, precision=choose_precision(device, "bf16"), steps_per_round=steps,
+        "end_to_end", options.output, device, NOTES, model=options.size, batch_size=options.batch_size,
+        compiled=options.compile, precision=choose_precision(device, "bf16"), steps_per_round=options.steps,
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
     )  # fmt: skip
-    found: dict[Source, list[Row]] = {source: [] for source in sources}
-    for number in progress_bar(range(options.rounds), unit="round"):
-        for source, rounds in found.items():
-            rounds.append(in_fresh_process(measure, source, options.size, batch_size, steps, options.compile))
-            rows = [summarize(source, measured) for source, measured in found.items() if measured]
-            for row in rows:
-                row["relative_to_cached"] = round(row["clips_per_second"] / rows[0]["clips_per_second"], 3)
-            report.about["rounds"] = number + 1
-            report.write(rows)
-    print_table(rows)
+    sources = [Source(None), *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2))]
+    print_table(measure_cases(report, sources, partial(in_fresh_process, measure, options), make_rows, options.rounds))
 
 
 @explain_out_of_memory("lower --batch-size")
-def measure(source: Source, size: str, batch_size: int, steps: int, compiled: bool) -> Row:
+def measure(options: argparse.Namespace, source: Source) -> Row:
     """Measure one round of the paper's pre-training, in a process of its own."""
-    config, device = ModelConfig(size=size), choose_device()  # type: ignore[arg-type]
-    step = PretrainingStep.of(config, device, compiled)
-    with open_clips(source, config, batch_size, device) as (clips, loader):
-        for clip in islice(clips, WARM_UP_STEPS):
-            step(clip)
-        waited, cpu, started = waited_for(loader), cpu_seconds(), now(device)
-        for clip in islice(clips, steps):
-            scalars = step(clip)
-        seconds = now(device) - started
-        waited, cpu = waited_for(loader) - waited, cpu_seconds() - cpu
-    loss = scalars["loss"].item()
-    require("the loss is a number", loss == loss, f"{source.name}: {loss}")
+    config, device = ModelConfig(size=options.size), choose_device()
+    step = PretrainingStep.of(config, device, options.compile)
+    waits: list[float] = []
+    with open_clips(source, config, options.batch_size, device) as clips:
+
+        def step_on_next_clip() -> Tensor:
+            asked = time.perf_counter()
+            clip = next(clips)
+            waits.append(time.perf_counter() - asked)
+            return step(clip)["loss"]
+
+        found = measure_step(step_on_next_clip, options.steps, device)
+        loss = step_on_next_clip().item()
+    require("the loss is a number", loss == loss, str(loss))
+    seconds = sum(found["milliseconds"]) / 1e3
     return {
-        "clips_per_second": steps * batch_size / seconds,
-        "data_stall": waited / seconds,
-        "cores_busy": cpu / seconds,
-        "peak_memory_gib": peak_memory_gib(device),
+        "clips_per_second": options.steps * options.batch_size / seconds,
+        "data_stall": sum(waits[-options.steps - 1 : -1]) / seconds,
+        "cores_busy": found["cpu_seconds"] / seconds,
+        "peak_memory_gib": found["peak_memory_gib"],
     }
 
 
 @contextmanager
 def open_clips(
     source: Source, config: ModelConfig, batch_size: int, device: torch.device
-) -> Iterator[tuple[Iterator[Tensor], ClipLoader | None]]:
-    """Open an endless iterator of clips uint8 [B, T, H, W, C], and the loader that they come from, if any."""
+) -> Iterator[Iterator[Tensor]]:
+    """Open an endless iterator of clips uint8 [B, T, H, W, C]."""
     if source.shards is None:
-        yield repeat(noise_clip(config, batch_size, device)), None
+        yield repeat(noise_clip(config, batch_size, device))
         return
-    data = DataConfig(repeats=source.repeats)
-    shape = config.num_frames, config.frame_size[0]
-    with open_loader(source.shards, data, batch_size, *shape, device) as loader:
-        yield (batch.clip for batch in loader.batches(0)), loader
+    with open_loader(source.shards, DataConfig(repeats=source.repeats), batch_size, device) as loader:
+        yield (batch.clip for batch in loader.batches(0))
 
 
-def waited_for(loader: ClipLoader | None) -> float:
-    return loader.counters["wait_seconds"] if loader else 0.0
-
-
-def now(device: torch.device) -> float:
-    """Return the time in seconds after all queued work is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def summarize(source: Source, rounds: list[Row]) -> Row:
-    speeds = [measured["clips_per_second"] for measured in rounds]
-    row: Row = {"batches": source.name, "clips_per_second": statistics.median(speeds)}
-    row |= {"lower": min(speeds), "upper": max(speeds)}
-    for name in ("data_stall", "cores_busy"):
-        row[name] = statistics.median(measured[name] for measured in rounds)
-    return {**row, "peak_memory_gib": max(measured["peak_memory_gib"] for measured in rounds)}
+def make_rows(found: dict[Source, list[Row]]) -> list[Row]:
+    rows = []
+    for source, rounds in found.items():
+        name = "cached batch" if source.shards is None else f"{source.shards.name} shards"
+        columns = {column: [measured[column] for measured in rounds] for column in rounds[0]}
+        speeds = columns["clips_per_second"]
+        row: Row = {"batches": name + (f", {source.repeats} clips per decoded video" if source.repeats > 1 else "")}
+        row |= {column: median(values) for column, values in columns.items()}
+        row |= {"lower": min(speeds), "upper": max(speeds), "rounds": len(rounds)}
+        if Source(None) in found:
+            cached = median(measured["clips_per_second"] for measured in found[Source(None)])
+            row["relative_to_cached"] = round(row["clips_per_second"] / cached, 3)
+        rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

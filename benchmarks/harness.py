@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, fresh processes, a description of the machine, checks, result files."""
+"""What every benchmark shares: timing, rounds, fresh processes, correctness checks, result files."""
 
 import multiprocessing
 import os
@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -31,49 +31,23 @@ PACKAGES = "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcode
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]
-Case = TypeVar("Case")
+Case = TypeVar("Case", bound=Hashable)
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of calls, each timed on its own."""
-
-    milliseconds: list[float]
-
-    @property
-    def quartiles(self) -> list[float]:
-        at = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-        return torch.tensor(self.milliseconds, dtype=torch.float64).quantile(at).tolist()
-
-    @property
-    def median_ms(self) -> float:
-        return self.quartiles[1]
-
-    def columns(self, batch_size: int) -> Row:
-        lower, median, upper = (round(value, 3) for value in self.quartiles)
-        return {
-            "step_median_ms": median,
-            "step_lower_ms": lower,
-            "step_upper_ms": upper,
-            "repetitions": len(self.milliseconds),
-            "clips_per_second": batch_size / self.median_ms * 1e3,
-        }
-
-
-def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> Timing:
-    """Time each of `repetitions` calls, after `warmup` untimed ones.
+def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
+    """Return the milliseconds of each of `repetitions` calls, after `warmup` untimed ones.
 
     On CUDA they are timed by events, so that calls queue up as they do in training.
     """
     for _ in range(warmup):
         call()
     if device.type != "cuda":
-        milliseconds = []
+        times = [time.perf_counter()]
         for _ in range(repetitions):
-            start = time.perf_counter()
             call()
-            milliseconds.append((time.perf_counter() - start) * 1e3)
-        return Timing(milliseconds)
+            times.append(time.perf_counter())
+        return [(end - start) * 1e3 for start, end in pairwise(times)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
     torch.cuda.synchronize(device)
     events[0].record()
@@ -81,15 +55,30 @@ def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repet
         call()
         event.record()
     torch.cuda.synchronize(device)
-    return Timing([start.elapsed_time(end) for start, end in pairwise(events)])
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+def cpu_seconds() -> float:
+    """Return user and system time of this process and of those that work for it so far."""
+    ticks = 0
+    for process in list_family("self"):
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def list_family(process: str) -> list[str]:
+    """List a process and all its descendants."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")  # of each thread; not every kernel has them
+    children = [child for found in lists for child in found.read_text().split()]
+    return [process, *(member for child in children for member in list_family(child))]
 
 
 def copy_gb_per_second(device: torch.device) -> float:
     """Measure a copy on the device; reading and writing both count."""
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    timing = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
-    return 2 * source.nbytes / timing.median_ms / 1e6
+    return 2 * source.nbytes / median(time_calls(lambda: target.copy_(source), device, 3, 20)) / 1e6
 
 
 def matmul_tflops(device: torch.device, precision: Precision) -> float:
@@ -97,8 +86,7 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
     side = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    timing = time_calls(lambda: a @ b, device, warmup=3, repetitions=10)
-    return 2 * side**3 / timing.median_ms / 1e9
+    return 2 * side**3 / median(time_calls(lambda: a @ b, device, 3, 10)) / 1e9
 
 
 def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
@@ -107,7 +95,7 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call `function` in a new process, forked from a server that has imported the running script and nothing more.
 
     Its memory and caches are those of a new process, without the seconds of the imports.
@@ -115,7 +103,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, **options: A
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
     with ProcessPoolExecutor(1, context, initializer=_exit_with_parent) as pool:
-        return pool.submit(function, *arguments, **options).result()
+        return pool.submit(function, *arguments).result()
 
 
 def _exit_with_parent() -> None:
@@ -123,27 +111,6 @@ def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
-def measure_cases(
-    cases: Sequence[Case], measure: Callable[[Case], Iterable[Row]], report: Callable[[list[Row]], object], unit: str
-) -> None:
-    """Measure one case after the other, and report all rows after each, so that an interrupted run keeps its results.
-
-    A case that fails, or whose check does, is reported on stderr and skipped: InputError is raised at the end.
-    """
-    rows: list[Row] = []
-    failed = 0
-    for case in progress_bar(cases, unit=unit):
-        try:
-            rows += measure(case)
-        except Exception as error:
-            failed += 1
-            print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
-        if rows:
-            report(rows)
-    if failed:
-        raise InputError(f"{failed} of {len(cases)} cases could not be measured; see the errors above")
 
 
 def require(claim: str, holds: bool, found: str) -> None:
@@ -171,7 +138,7 @@ class Report:
             "device": get_device_name(device),
             "cpu_threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "packages": {name: found for name in PACKAGES if (found := find_version(name))},
+            "packages": {found.name: found.version for found in distributions() if found.name in PACKAGES},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
             "commit": _commit(),
             **about,
@@ -182,6 +149,39 @@ class Report:
         self.folder.mkdir(parents=True, exist_ok=True)
         table = {"about": self.about, "notes": self.notes, "rows": rows}
         write_json(self.folder / f"{name or self.name}.json", table)
+
+
+def measure_cases(
+    report: Report,
+    cases: Iterable[Case],
+    measure: Callable[[Case], Result],
+    make_rows: Callable[[dict[Case, list[Result]]], list[Row]],
+    rounds: int = 1,
+) -> list[Row]:
+    """Measure all cases in turn, `rounds` times, so that they are compared under the same conditions; return the rows.
+
+    After each, write the rows of what was found so far: an interrupted run keeps its results. A case that fails, or
+    whose check does, is named on stderr and left out: InputError is raised at the end.
+    """
+    found: dict[Case, list[Result]] = {}
+    failed: set[Case] = set()
+    rows: list[Row] = []
+    for case in progress_bar([*cases] * rounds, unit="measurement"):
+        if case in failed:
+            continue
+        try:
+            found.setdefault(case, []).append(measure(case))
+        except Exception as error:
+            failed.add(case)
+            del found[case]
+            print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
+        if found:
+            report.write(rows := make_rows(found))
+    if failed:
+        raise InputError(
+            f"{len(failed)} of {len(failed) + len(found)} cases could not be measured; see the errors above"
+        )
+    return rows
 
 
 def print_table(rows: list[Row]) -> None:
@@ -201,19 +201,10 @@ def format_cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _commit() -> str:
     """Return the commit of the code that ran, with `+` if the work tree differs from it."""
-    git = ["git", "-C", str(ROOT)]
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # an image or an archive, without git or its folder
         return "unknown"
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

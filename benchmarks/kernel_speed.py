@@ -1,6 +1,6 @@
 """Measure the token path's ops, forward, backward and both, beside the published code's way.
 
-    python benchmarks/kernel_speed.py [--batch-size N ...] [--mask-ratio R ...] [--op NAME ...] [--output FOLDER]
+    python benchmarks/kernel_speed.py [--batch-size N ...] [--op NAME ...] [--output FOLDER]
 
 On a GPU or a CPU. The values and gradients of every op are first compared with the published way's
 (benchmarks/peers/token_path.py); if they differ, nothing is reported of this op. GB/s counts the bytes that an op must
@@ -9,25 +9,28 @@ move once, relative to the bandwidth of a large copy on the same machine, counte
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property, partial
-from importlib import import_module
+from functools import cached_property
 from itertools import product
+from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import benchmarks.peers.token_path as published
-from benchmarks.arguments import ArgumentParser, at_least
+from benchmarks.arguments import ArgumentParser, PositiveInt
 from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, noise_clip, require, time_calls
 from common.devices import choose_device
 from common.errors import run_command
 from kernels.clip_tables import color_matrix, frame_bytes
-from kernels.crop_resize import crop_resize
-from kernels.crop_resize import num_bytes as crop_resize_bytes
-from kernels.decoded_clips import DecodedClips
+from kernels.crop_resize import DecodedClips, crop_resize
+from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
+from kernels.masked_patch_loss import masked_patch_loss
+from kernels.patchify import patchify
+from kernels.sampling_loss import sampling_loss
+from kernels.scatter_tokens import scatter_tokens
 from model.config import ModelConfig
 
 NOTES = [
@@ -43,63 +46,69 @@ NOTES = [
 LARGE_BYTES = 100e6
 
 
-class Implementation(NamedTuple):
-    call: Callable[[], Tensor]
-    inputs: list[Tensor]  # that get gradients
+class Way:
+    """A function and its arguments; those that require gradients get them."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+        self.inputs = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+
+    def __call__(self) -> Tensor:
+        """Return the last output."""
+        result = self.function(*self.arguments)
+        return result if isinstance(result, Tensor) else result[-1]
+
+    def phases(self) -> dict[str, Callable[[], object]]:
+        if not self.inputs:
+            return {"forward": self}
+        out = self()
+        gradient = torch.ones_like(out)
+        return {
+            "forward": self,
+            "backward": lambda: torch.autograd.grad(out, self.inputs, gradient, retain_graph=True),
+            "both": lambda: torch.autograd.grad(self(), self.inputs, gradient),
+        }
 
 
-class Case(NamedTuple):
-    kernel: Implementation
-    published: Implementation
-    num_bytes: tuple[int, int]  # that forward and backward must move
+class Op(NamedTuple):
+    kernel: Way
+    published: Way
+    forward_bytes: int  # that it must move
+    backward_bytes: int
     tolerance: float
-    same_gradients: bool = True
     as_published: Callable[[Tensor], Tensor] = lambda value: value  # the kernel's value as the published way's quantity
 
 
-@dataclass
 class Inputs:
-    """The size of a model and batch, with the clip and mask that several ops share."""
+    """What ops of a model's size take, made when it is asked for, and shared."""
 
-    config: ModelConfig
-    batch: int
-    device: torch.device
-    dtype: torch.dtype
+    def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.config, self.batch, self.device, self.dtype = config, batch, device, dtype
+        self.patch = config.tubelet_size, config.patch_size
+
+    def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(*shape, device=self.device, dtype=dtype or self.dtype, requires_grad=True)
 
     @cached_property
-    def mask(self) -> tuple[Tensor, Tensor, Tensor]:
-        """visible_ids, masked_ids, bool mask [B, N] with True = masked."""
-        tokens = self.config.num_tokens
-        logits = torch.randn(self.batch, tokens, device=self.device)
-        visible, masked, _ = gumbel_topk(logits, self.config.num_visible, 1, 2)
-        mask = torch.ones(self.batch, tokens, dtype=torch.bool, device=self.device).scatter_(1, visible, False)
-        return visible, masked, mask
+    def logits(self) -> Tensor:
+        return self.random(self.batch, self.config.num_tokens, dtype=torch.float32)
 
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)
+    @cached_property
+    def ids(self) -> list[Tensor]:
+        """visible_ids, masked_ids."""
+        return list(gumbel_topk(self.logits.detach(), self.config.num_visible, 1, 2)[:2])
 
+    @cached_property
+    def mask(self) -> Tensor:
+        """Bool mask [B, N] with True = masked."""
+        return torch.ones_like(self.logits, dtype=torch.bool).scatter_(1, self.ids[0], False)
 
-def make_case(
-    op: str, arguments: tuple[Any, ...], wrt: list[Tensor], published_way: Implementation, sizes: tuple[int, ...],
-    tolerance: float, backward_bytes: int = 0, **options: Any,
-) -> Case:  # fmt: skip
-    """Make the case of kernels/<op>.py from the arguments of the op, and those of its num_bytes."""
-    module = import_module(f"kernels.{op}")
-    moved = module.num_bytes(*sizes)
-    num_bytes = moved if isinstance(moved, tuple) else (moved, backward_bytes)
-    kernel = Implementation(last_output(partial(getattr(module, op), *arguments)), wrt)
-    return Case(kernel, published_way, num_bytes, tolerance, **options)
+    @cached_property
+    def clip(self) -> Tensor:
+        return noise_clip(self.config, self.batch, self.device)
 
 
-def last_output(call: Callable[[], Any]) -> Callable[[], Tensor]:
-    def call_once() -> Tensor:
-        result = call()
-        return result if isinstance(result, Tensor) else result[-1]
-
-    return call_once
-
-
-def crop_resize_case(inputs: Inputs) -> Case:
+def crop_resize_op(inputs: Inputs) -> Op:
     batch, size, device = inputs.batch, inputs.config.frame_size, inputs.device
     stored, box = (256, 448), (96, 0, 256, 256)
     shape = batch, inputs.config.num_frames, frame_bytes(*stored, 1)
@@ -108,134 +117,120 @@ def crop_resize_case(inputs: Inputs) -> Case:
     clips = DecodedClips(
         frames.flatten(),
         torch.arange(0, frames.numel(), shape[2], device=device).view(shape[:2]),
-        torch.tensor([[*stored, 1]], dtype=torch.int32, device=device).repeat(batch, 1),
-        torch.tensor([box], dtype=torch.int32, device=device).repeat(batch, 1),
+        torch.tensor([[*stored, 1]] * batch, dtype=torch.int32, device=device),
+        torch.tensor([box] * batch, dtype=torch.int32, device=device),
         torch.zeros(batch, dtype=torch.bool, device=device),
         matrix.repeat(batch, 1, 1),
         torch.full((batch, 2), 0.5, device=device),
     )
-    kernel = Implementation(partial(crop_resize, clips, *size), [])
-    published_way = Implementation(partial(published.crop_resize, frames, stored, box, matrix, *size), [])
-    moved = crop_resize_bytes(*shape[:2], box[2] * box[3], size[0] * size[1], 1)
-    return Case(kernel, published_way, (moved, 0), 1, same_gradients=False)  # a gray level: both are rounded
+    moved = batch * shape[1] * (box[2] * box[3] * 3 // 2 + 3 * size[0] * size[1])
+    # A gray level of tolerance: both are rounded.
+    return Op(
+        Way(crop_resize, clips, *size), Way(published.crop_resize, frames, stored, box, matrix, *size), moved, 0, 1
+    )
 
 
-def sample_case(inputs: Inputs) -> Case:
-    tokens, k = inputs.config.num_tokens, inputs.config.num_visible
-    logits = torch.randn(inputs.batch, tokens, device=inputs.device, requires_grad=True)
+def gumbel_topk_op(inputs: Inputs) -> Op:
+    logits, k = inputs.logits, inputs.config.num_visible
     seed, offset = (torch.tensor(value, device=inputs.device) for value in (1, 2))
-    published_way = Implementation(lambda: published.sample_mask(logits, k)[1], [logits])
-    sizes, moved = (inputs.batch, tokens, 4), inputs.batch * tokens * 12
-    # The kernel's gradients are those of log-probabilities.
-    options = {"same_gradients": False, "as_published": torch.exp}
-    return make_case("gumbel_topk", (logits, k, seed, offset), [logits], published_way, sizes, 1e-5, moved, **options)
+    kernel, way = Way(gumbel_topk, logits, k, seed, offset), Way(published.sample_mask, logits, k)
+    return Op(kernel, way, logits.numel() * 16, logits.numel() * 12, 1e-5, torch.exp)
 
 
-def gather_case(inputs: Inputs) -> Case:
+def gather_tokens_op(inputs: Inputs) -> Op:
+    """Without the table's bytes, which stay in the cache."""
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.encoder_width
-    visible, _, mask = inputs.mask
     x, table = inputs.random(inputs.batch, tokens, width), torch.randn(tokens, width, device=inputs.device)
-    published_way = Implementation(partial(published.gather, x, mask, table), [x])
-    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("gather_tokens", (x, visible, table), [x], published_way, sizes, 3e-2)
+    kernel, way = Way(gather_tokens, x, inputs.ids[0], table), Way(published.gather, x, inputs.mask, table)
+    gathered = inputs.ids[0].numel() * width * x.itemsize
+    return Op(kernel, way, 2 * gathered, x.nbytes + gathered, 3e-2)
 
 
-def scatter_case(inputs: Inputs) -> Case:
+def scatter_tokens_op(inputs: Inputs) -> Op:
+    """Likewise."""
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.decoder_width
-    visible, masked, mask = inputs.mask
-    features = inputs.random(inputs.batch, visible.shape[1], width)
-    table = torch.randn(tokens, width, device=inputs.device)
-    mask_token = torch.randn(width, device=inputs.device, requires_grad=True)
-    wrt = [features, mask_token]
-    published_way = Implementation(partial(published.scatter, features, mask_token, table, mask), wrt)
-    sizes = (inputs.batch, tokens, visible.shape[1], width, inputs.dtype.itemsize)
-    return make_case("scatter_tokens", (*wrt, table, visible, masked), wrt, published_way, sizes, 3e-2)
+    features, mask_token = inputs.random(*inputs.ids[0].shape, width), inputs.random(width, dtype=torch.float32)
+    arguments = features, mask_token, torch.randn(tokens, width, device=inputs.device)
+    kernel, way = Way(scatter_tokens, *arguments, *inputs.ids), Way(published.scatter, *arguments, inputs.mask)
+    total = inputs.mask.numel() * width * features.itemsize
+    return Op(kernel, way, total + features.nbytes, total - features.nbytes, 3e-2)
 
 
-def patchify_case(inputs: Inputs) -> Case:
-    config, dtype = inputs.config, inputs.dtype
-    clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
-    published_way = Implementation(partial(published.patches, clip, *patch, dtype), [])
-    sizes = (inputs.batch, config.num_tokens, config.patch_values, dtype.itemsize)
-    return make_case("patchify", (clip, None, *patch, dtype), [], published_way, sizes, 2e-2, same_gradients=False)
+def patchify_op(inputs: Inputs) -> Op:
+    clip, patch, dtype = inputs.clip, inputs.patch, inputs.dtype
+    kernel, way = Way(patchify, clip, None, *patch, dtype), Way(published.patches, clip, *patch, dtype)
+    return Op(kernel, way, clip.numel() * (1 + dtype.itemsize), 0, 2e-2)
 
 
-def patch_loss_case(inputs: Inputs) -> Case:
-    config, (_, masked, mask) = inputs.config, inputs.mask
-    clip, patch = noise_clip(config, inputs.batch, inputs.device), (config.tubelet_size, config.patch_size)
-    pred, pixels = inputs.random(*masked.shape, config.patch_values), published.normalized_clip(clip)
-    published_way = Implementation(partial(published.patch_loss, pred, pixels, mask, *patch), [pred])
-    sizes = (inputs.batch, masked.shape[1], config.patch_values, inputs.dtype.itemsize)
-    return make_case("masked_patch_loss", (pred, clip, masked, *patch, "mse", True), [pred], published_way, sizes, 1e-2)
+def masked_patch_loss_op(inputs: Inputs) -> Op:
+    masked, clip, patch = inputs.ids[1], inputs.clip, inputs.patch
+    pred, pixels = inputs.random(*masked.shape, inputs.config.patch_values), published.normalized_clip(clip)
+    kernel = Way(masked_patch_loss, pred, clip, masked, *patch, "mse", True)
+    way = Way(published.patch_loss, pred, pixels, inputs.mask, *patch)
+    return Op(kernel, way, pred.nbytes + pred.numel(), 2 * pred.nbytes + pred.numel(), 1e-2)
 
 
-def sampling_loss_case(inputs: Inputs) -> Case:
-    tokens, (_, masked, mask) = inputs.config.num_tokens, inputs.mask
-    log_probs = torch.randn(inputs.batch, tokens, device=inputs.device).log_softmax(dim=1)
-    losses = torch.rand(masked.shape, device=inputs.device)
-    probabilities = log_probs.exp().requires_grad_()
-    log_probs.requires_grad_()
-    published_way = Implementation(partial(published.sampling_loss, probabilities, mask, losses), [probabilities])
-    sizes = (inputs.batch, tokens, masked.shape[1])
-    arguments = (log_probs, masked, losses)  # of whose logarithm the gradients are
-    return make_case("sampling_loss", arguments, [log_probs], published_way, sizes, 1e-4, same_gradients=False)
+def sampling_loss_op(inputs: Inputs) -> Op:
+    masked, mask = inputs.ids[1], inputs.mask
+    log_probs = inputs.logits.detach().log_softmax(dim=1).requires_grad_()
+    probabilities, losses = log_probs.detach().exp().requires_grad_(), torch.rand(masked.shape, device=inputs.device)
+    kernel, way = (
+        Way(sampling_loss, log_probs, masked, losses),
+        Way(published.sampling_loss, probabilities, mask, losses),
+    )
+    return Op(kernel, way, masked.numel() * 16 + mask.numel() * 4, mask.numel() * 8, 1e-4)
 
 
-CASES: dict[str, Callable[[Inputs], Case]] = {
-    "crop_resize": crop_resize_case,
-    "gumbel_topk": sample_case,
-    "gather_tokens": gather_case,
-    "scatter_tokens": scatter_case,
-    "patchify": patchify_case,
-    "masked_patch_loss": patch_loss_case,
-    "sampling_loss": sampling_loss_case,
-}
+MAKERS = (
+    *(crop_resize_op, gumbel_topk_op, gather_tokens_op, scatter_tokens_op),
+    *(patchify_op, masked_patch_loss_op, sampling_loss_op),
+)
+OPS: dict[str, Callable[[Inputs], Op]] = {make.__name__.removesuffix("_op"): make for make in MAKERS}
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument(
-        "--batch-size", type=at_least(1), nargs="+", help="default: 32 to 256 on a GPU, 2 and 8 on a CPU"
-    )
-    parser.add_argument("--mask-ratio", type=float, nargs="+", help="default: .80 to .98 on a GPU, .95 on a CPU")
-    parser.add_argument("--op", choices=list(CASES), nargs="+", default=list(CASES))
-    parser.add_argument("--repetitions", type=at_least(1), default=20)
+    parser.add_argument("--batch-size", type=PositiveInt, nargs="+", help="default: 64 and 256 on a GPU, else 2 and 8")
+    parser.add_argument("--op", choices=list(OPS), nargs="+", default=list(OPS))
+    parser.add_argument("--repetitions", type=PositiveInt, default=20)
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
-    batches = options.batch_size or ([32, 64, 128, 256] if on_gpu else [2, 8])
-    ratios = options.mask_ratio or ([0.8, 0.9, 0.95, 0.98] if on_gpu else [0.95])
     copy = copy_gb_per_second(device)
     report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model="base, N = 1568")
 
     def measure_case(case: tuple[int, float, str]) -> list[Row]:
-        batch, ratio, op = case
+        batch, ratio, name = case
         inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
-        return list(measure(CASES[op](inputs), op, inputs, options.repetitions, copy))
+        about = {"op": name, "batch": batch, "mask_ratio": ratio}
+        return [about | row for row in measure(OPS[name](inputs), name, device, options.repetitions, copy)]
 
+    def make_rows(found: dict[tuple[int, float, str], list[list[Row]]]) -> list[Row]:
+        return [row for [rows] in found.values() for row in rows]
+
+    batches = options.batch_size or ([256, 64] if on_gpu else [8, 2])
+    cases = list(product(batches, [0.8, 0.95] if on_gpu else [0.95], options.op))
     # Backward passes run on the streams of their forward passes, and graphs are captured on any but the default one.
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
-        cases = list(product(sorted(batches, reverse=True), ratios, options.op))
-        measure_cases(cases, measure_case, report.write, unit="op")
+        measure_cases(report, cases, measure_case, make_rows)
 
 
-def measure(case: Case, name: str, inputs: Inputs, repetitions: int, copy: float) -> Iterator[Row]:
+def measure(op: Op, name: str, device: torch.device, repetitions: int, copy: float) -> Iterator[Row]:
     """Yield the rows of an op, the kernel's first."""
-    check(case, name)
-    moved = dict(zip(("forward", "backward", "both"), (*case.num_bytes, sum(case.num_bytes)), strict=True))
+    check(op, name)
+    moved = {"forward": op.forward_bytes, "backward": op.backward_bytes, "both": op.forward_bytes + op.backward_bytes}
     kernel_medians: dict[str, float] = {}
-    for implementation, (call, wrt) in (("kernel", case.kernel), ("published", case.published)):
-        for phase, run in phases(call, wrt).items():
-            lower, median, upper = time_calls(run, inputs.device, warmup=3, repetitions=repetitions).quartiles
+    for implementation, way in (("kernel", op.kernel), ("published", op.published)):
+        for phase, run in way.phases().items():
+            lower, middle, upper = np.quantile(time_calls(run, device, 3, repetitions), (0.25, 0.5, 0.75)).tolist()
             kernel_ms = None
-            if inputs.device.type == "cuda" and implementation == "kernel":  # boolean masks would wait for the GPU
-                kernel_ms = replay_ms(run, inputs.device, repetitions)
-            rate = moved[phase] / (kernel_ms or median) / 1e6
-            row = {"op": name, "batch": inputs.batch, "mask_ratio": inputs.config.mask_ratio, "phase": phase}
-            row |= {"implementation": implementation, "ms": median, "ms_lower": lower, "ms_upper": upper}
-            row |= {"kernel_ms": kernel_ms, "is_large": moved[phase] >= LARGE_BYTES}
-            row |= {"gb_per_second": rate, "fraction_of_copy": rate / copy}
-            yield {**row, "speed_up": median / kernel_medians.setdefault(phase, median)}
+            if device.type == "cuda" and implementation == "kernel":  # boolean masks would wait for the GPU
+                kernel_ms = replay_ms(run, device, repetitions)
+            rate = moved[phase] / (kernel_ms or middle) / 1e6
+            row: Row = {"phase": phase, "implementation": implementation}
+            row |= {"ms": middle, "ms_lower": lower, "ms_upper": upper, "kernel_ms": kernel_ms}
+            row |= {"is_large": moved[phase] >= LARGE_BYTES, "gb_per_second": rate, "fraction_of_copy": rate / copy}
+            yield {**row, "speed_up": middle / kernel_medians.setdefault(phase, middle)}
 
 
 def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int) -> float:
@@ -243,38 +238,28 @@ def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
         run()
-    return time_calls(graph.replay, device, warmup=3, repetitions=repetitions).median_ms
+    return median(time_calls(graph.replay, device, 3, repetitions))
 
 
-def check(case: Case, name: str) -> None:
-    """Require the published way's values, and its gradients if both have the same ones."""
-    got, expected = case.as_published(case.kernel.call()), case.published.call()
-    require(f"{name} has the published shape", got.shape == expected.shape, f"{got.shape}, {expected.shape}")
-    off = (got.float() - expected.float()).abs().max().item()
-    rtol = case.tolerance if got.is_floating_point() else 0
-    agrees = torch.allclose(got.float(), expected.float(), rtol=rtol, atol=case.tolerance)
-    require(f"{name} gives what the published way gives", agrees, f"differs by up to {off:.3g}")
-    if not case.same_gradients:
-        return
-    gradient = torch.randn_like(expected)
-    found = torch.autograd.grad(got, case.kernel.inputs, gradient.to(got.dtype))
-    wanted = torch.autograd.grad(expected, case.published.inputs, gradient)
-    for gradient, other in zip(found, wanted, strict=True):
-        scale = other.float().abs().max().item()
-        off = (gradient.float() - other.float()).abs().max().item()
-        require(f"{name} has the published way's gradients", off <= 2e-2 * scale, f"off by {off} of {scale}")
+def check(op: Op, name: str) -> None:
+    """Require the published way's values and, if the inputs are the same, its gradients."""
+    value, expected = op.as_published(op.kernel()), op.published()
+    require_close(f"{name} gives what the published way gives", value, expected, op.tolerance)
+    inputs = op.kernel.inputs
+    if inputs and inputs[0] is op.published.inputs[0]:
+        gradient = torch.randn_like(expected)
+        found, wanted = (torch.autograd.grad(out, inputs, gradient.to(out.dtype)) for out in (value, expected))
+        for one, other in zip(found, wanted, strict=True):
+            scale = other.abs().max()
+            require_close(f"{name} has the published way's gradients", one / scale, other / scale, 1e-2)
 
 
-def phases(call: Callable[[], Tensor], inputs: list[Tensor]) -> dict[str, Callable[[], object]]:
-    if not inputs:
-        return {"forward": call}
-    out = call()
-    gradient = torch.ones_like(out)
-    return {
-        "forward": call,
-        "backward": lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True),
-        "both": lambda: torch.autograd.grad(call(), inputs, gradient),
-    }
+def require_close(claim: str, value: Tensor, expected: Tensor, tolerance: float) -> None:
+    """tolerance: absolute, and for floats relative too."""
+    require(claim, value.shape == expected.shape, f"{value.shape} instead of {expected.shape}")
+    off = (value.float() - expected.float()).abs()
+    allowed = tolerance * (1 + expected.float().abs() * value.is_floating_point())
+    require(claim, bool((off <= allowed).all()), f"differs by up to {off.max().item():.3g}")
 
 
 if __name__ == "__main__":

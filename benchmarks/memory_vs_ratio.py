@@ -5,49 +5,24 @@
 
 With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU. Otherwise the memory
 of every point is predicted for a GPU at --batch-size, byte by byte and by part of the model. On a GPU every point is
-then measured: the paper's setting first and, at the end, compiled. FOLDER gets memory_vs_ratio.json after every point,
-and memory_vs_ratio.png, a plot of it; each measured point has a process of its own.
+then measured, in a process of its own: the paper's setting first and, at the end, compiled. FOLDER gets
+memory_vs_ratio.json after every point, of which results_page.py makes a plot.
 """
 
-import argparse
-from pathlib import Path
-
-from benchmarks.arguments import ArgumentParser, at_least
-from common.errors import InputError, parse_early, run_command
-from model.config import SIZES, ModelConfig
-
-
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument(
-        "--batch-size", type=at_least(1), help="clips to predict memory for (default: the run's, or 16)"
-    )
-    parser.add_argument("--config", type=Path, help="predict one step of this run instead")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
-    options = parser.parse_args(arguments)
-    options.batch_size = options.batch_size or (16 if options.config is None else None)
-    if options.overrides and options.config is None:
-        raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
-    return options
-
-
-if __name__ == "__main__":
-    OPTIONS = parse_early(parse_arguments)
-
-from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
-from matplotlib.figure import Figure
-
-from benchmarks.accounting import RESERVE_GPU, Account, predict
-from benchmarks.harness import ROOT, Report, Row, in_fresh_process, print_table
+from benchmarks.accounting import FIXED, RESERVE_GPU, Account, count_flops, predict
+from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.harness import ROOT, Report, Row, in_fresh_process, measure_cases, print_table
 from benchmarks.step import measure_config
-from common.atomic_io import atomic_write
 from common.devices import choose_device
+from common.errors import InputError, run_command
 from common.logging import format_bytes, log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
+from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
 from training.config import TrainConfig, parse
 
@@ -56,18 +31,6 @@ CAPACITIES_GB = (16, 24, 40, 80, 141)
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
-SHOWN = (
-    "mask_ratio", "activation_checkpointing", "paper_gb", "predicted_peak_gib", "measured_peak_gib",
-    "compiled_measured_peak_gib",
-)  # fmt: skip
-SERIES = (  # of the plot: column, whether with activation checkpointing, label, Matplotlib's marker, line and color
-    ("paper_gb", False, "the paper's code on its GPUs (converted from GB)", "s--C7"),
-    ("predicted_peak_gib", False, "predicted", "-C0"),
-    ("measured_peak_gib", False, "measured", "oC0"),
-    ("compiled_measured_peak_gib", False, "measured, compiled", "DC3"),
-    ("predicted_peak_gib", True, "predicted, with activation checkpointing", ":C0"),
-    ("measured_peak_gib", True, "measured, with activation checkpointing", "^C0"),
-)
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
     " allocates.",
@@ -80,45 +43,62 @@ NOTES = [
 ]
 
 
-def main(options: argparse.Namespace) -> None:
+class Point(NamedTuple):
+    mask_ratio: float
+    activation_checkpointing: bool = False
+
+
+PAPERS = Point(0.95)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("--size", choices=list(SIZES), default="base")
+    parser.add_argument("--batch-size", type=PositiveInt, help="clips to predict for (default: the run's, or 16)")
+    parser.add_argument("--config", type=Path, help="predict one step of this run instead")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
+    options = parser.parse_args(arguments)
     if options.config is not None:
         run = parse(["--config", str(options.config), "data.shards=none", *options.overrides])
         for label, size in describe_memory(run, options.batch_size):
             log(f"{label:<16}{size}")
         return
+    if options.overrides:
+        raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
+    report = Report("memory_vs_ratio", options.output, choose_device(), NOTES)
+    rows = compare_points(report, ModelConfig(size=options.size), options.batch_size or 16)
+    print_table([{name: value for name, value in row.items() if not name.startswith("at_peak")} for row in rows])
+
+
+def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[Row]:
+    """Predict the memory of each point, and measure it where there is a GPU."""
     device = choose_device()
-    on_gpu = device.type == "cuda"
-    report = Report("memory_vs_ratio", options.output, device, NOTES)
-    points = list_points(options.size)
-    rows: list[Row] = []
-    for config in progress_bar(points, unit="point", desc="predict"):
-        rows.append(predict_row(config, options.batch_size))
-        report.write(rows)
-    if on_gpu:
-        paper_first = sorted(zip(points, rows, strict=True), key=lambda point: not is_default(point[0]))
-        # Compiling takes as long as ten other points.
-        cases = [(*point, False) for point in paper_first] + [(*paper_first[0], True)]
-        for config, row, compiled in progress_bar(cases, unit="point", desc="measure"):
-            row.update(measure_on_gpu(config, row, compiled))
-            report.write(rows)
-    with atomic_write(report.folder / "memory_vs_ratio.png") as partial:
-        plot_memory(rows).savefig(partial, format="png", dpi=110)
-    print(
-        f"GPU memory of a pre-training step of {options.batch_size} clips, ViT-{options.size.title()}, in GiB"
-        f" (`paper_gb`: GB): predicted for a GPU{', and measured on this one' if on_gpu else '; there is none here'}"
-    )
-    print_table([{name: row[name] for name in SHOWN if row.get(name) is not None} for row in rows])
-    print(f"wrote memory_vs_ratio.json and memory_vs_ratio.png into {report.folder}")
+    predicted: dict[Point, Row] = {}
+    for point in progress_bar([Point(ratio, way) for way in (False, True) for ratio in RATIOS], unit="point"):
+        predicted[point] = row = predict_row(replace(base, **point._asdict()), batch_size)
+        if point == PAPERS:
+            in_buckets = predict(base, batch_size, in_buckets=True)
+            row["ddp_predicted_peak_gib"] = round(sum(in_buckets.values()) / 2**30, 3)
+        if point.activation_checkpointing:
+            own = predicted[Point(point.mask_ratio)]["gflop_per_clip"]
+            row |= {"gflop_per_clip": own, "recomputed_gflop_per_clip": round(row["gflop_per_clip"] - own, 1)}
+        report.write(list(predicted.values()))
+    if device.type != "cuda":
+        return list(predicted.values())
 
+    def measure(case: tuple[Point, bool]) -> Row:
+        config = replace(base, **case[0]._asdict())
+        return in_fresh_process(measure_config, config, batch_size, 20, device, case[1])
 
-def list_points(size: str) -> list[ModelConfig]:
-    """List adaptive masking at the paper's ratios, without and with activation checkpointing."""
-    base = ModelConfig(size=size)  # type: ignore[arg-type]
-    return [
-        replace(base, mask_ratio=ratio, activation_checkpointing=checkpointing)
-        for checkpointing in (False, True)
-        for ratio in RATIOS
-    ]
+    def make_rows(found: dict[tuple[Point, bool], list[Row]]) -> list[Row]:
+        for (point, compiled), (measured,) in found.items():
+            column = "compiled_measured_peak_gib" if compiled else "measured_peak_gib"
+            predicted[point][column] = round(measured["peak_memory_gib"], 3)
+        return list(predicted.values())
+
+    # Compiling takes as long as ten other points.
+    cases = [*((point, False) for point in sorted(predicted, key=PAPERS.__ne__)), (PAPERS, True)]
+    return measure_cases(report, cases, measure, make_rows)
 
 
 def read_paper_memory() -> dict[float, float]:
@@ -127,16 +107,10 @@ def read_paper_memory() -> dict[float, float]:
     return {float(row["overrides"][0].partition("=")[2]): row["memory_gb"] for row in rows}
 
 
-def is_default(config: ModelConfig) -> bool:
-    return config == ModelConfig(size=config.size)
-
-
 def predict_row(config: ModelConfig, batch_size: int) -> Row:
-    own = account = predict(config, batch_size)
-    if config.activation_checkpointing:
-        own = predict(replace(config, activation_checkpointing=False), batch_size)
+    at_peak = predict(config, batch_size)
     is_paper = config.size == "base" and not config.activation_checkpointing
-    row: Row = {
+    return {
         "masking": config.masking,
         "target": config.target,
         "mask_ratio": config.mask_ratio,
@@ -144,15 +118,10 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
         "activation_checkpointing": config.activation_checkpointing,
         "batch_size": batch_size,
         "paper_gb": read_paper_memory().get(config.mask_ratio) if is_paper else None,
-        "predicted_peak_gib": round(account.peak_bytes / 2**30, 3),
+        "predicted_peak_gib": round(sum(at_peak.values()) / 2**30, 3),
+        **{f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in at_peak.items()},
+        "gflop_per_clip": round(count_flops(config, batch_size) / batch_size / 1e9, 1),
     }
-    if is_default(config):
-        in_buckets = predict(config, batch_size, in_buckets=True, with_flops=False)
-        row["ddp_predicted_peak_gib"] = round(in_buckets.peak_bytes / 2**30, 3)
-    row |= {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in account.at_peak.items()}
-    row["gflop_per_clip"] = round(own.flops / batch_size / 1e9, 1)
-    row["recomputed_gflop_per_clip"] = round((account.flops - own.flops) / batch_size / 1e9, 1)
-    return row
 
 
 def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tuple[str, str]]:
@@ -161,58 +130,24 @@ def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tup
         raise InputError(f"task is {run.task}; only the memory of pre-training is predicted")
     batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
     on_gpu = run.device != "cpu"
-    account = predict(run.model, batch_size, on_gpu, with_flops=False)
-    ample = predict(run.model, AMPLE_BATCH, on_gpu, with_flops=False)
+    at_peak, ample = (predict(run.model, number, on_gpu) for number in (batch_size, AMPLE_BATCH))
     where = "predicted for a GPU" if on_gpu else "predicted for this CPU"
     return [
-        (f"{batch_size} clips", f"{format_bytes(account.peak_bytes)}, {where}: at the peak of a step"),
-        *((label.replace("_", " "), format_bytes(size)) for label, size in account.at_peak.items() if size),
+        (f"{batch_size} clips", f"{format_bytes(sum(at_peak.values()))}, {where}: at the peak of a step"),
+        *((label.replace("_", " "), format_bytes(size)) for label, size in at_peak.items() if size),
         *((f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips") for size in CAPACITIES_GB),
     ]
 
 
-def loaded_per_clip(config: ModelConfig) -> int:
-    """Return the bytes that DALI holds for a clip of a step: the stored frames of the batch that it decodes, and the
-    clips of those that are prefetched (pipeline/loader.py)."""
-    height, width = config.frame_size
-    return config.num_frames * 3 * (STORED_PIXELS + DataConfig.prefetch * height * width)
-
-
 def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
-    """Return the clips that fit into `capacity` bytes with what DALI holds of them, from the account of AMPLE_BATCH."""
-    per_clip = (ample.peak_bytes - ample.fixed_bytes) / AMPLE_BATCH + loaded_per_clip(config)
-    return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - ample.fixed_bytes) / per_clip))
-
-
-def measure_on_gpu(config: ModelConfig, row: Row, compiled: bool) -> Row:
-    device, batch_size = choose_device(), row["batch_size"]
-    timing, columns = in_fresh_process(measure_config, config, batch_size, 20, device, compiled)
-    columns |= timing.columns(batch_size)
-    if compiled:
-        return {f"compiled_{name}": value for name, value in columns.items()}
-    return columns | {"prediction_error": round(row["predicted_peak_gib"] / columns["measured_peak_gib"] - 1, 3)}
-
-
-def plot_memory(rows: Sequence[Row]) -> Figure:
-    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the paper's."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for column, checkpointing, label, style in SERIES:
-        gib = 1e9 / 2**30 if column == "paper_gb" else 1
-        points = sorted(
-            (row["mask_ratio"], row[column] * gib)
-            for row in rows
-            if row["activation_checkpointing"] == checkpointing and row.get(column) is not None
-        )
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.set(xlabel="mask ratio", ylabel="peak GPU memory of a step (GiB)", xticks=RATIOS)
-    axes.set_title(f"pre-training, {rows[0]['batch_size']} clips per step", fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    return figure
+    """Return the clips that fit into `capacity` bytes, from the account of AMPLE_BATCH, with what DALI holds of them:
+    the stored frames of the batch that it decodes, and the clips of those that are prefetched (pipeline/loader.py)."""
+    height, width = config.frame_size
+    loaded = config.num_frames * 3 * (STORED_PIXELS + DataConfig.prefetch * height * width)
+    fixed = sum(ample[label] for label in FIXED)
+    per_clip = (sum(ample.values()) - fixed) / AMPLE_BATCH + loaded
+    return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - fixed) / per_clip))
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(OPTIONS))
+    run_command(main)

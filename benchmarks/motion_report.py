@@ -1,10 +1,10 @@
-"""Measure how closely samplers follow motion: `python benchmarks/motion_report.py RUN [RUN ...] VIDEOS`.
+"""Measure how closely a sampler follows motion: `python benchmarks/motion_report.py RUN VIDEOS`.
 
-Lines on one run or a row per run, over up to 320 videos (one clip each: the middle, center crop):
+The middle clip of up to 320 videos is measured, center crop:
 
-reconstruction_loss   of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
+loss                  of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
 correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
-moving_fraction_*     of the visible tokens (100 masks per clip), and of all
+tokens that move      of the visible ones (100 masks per clip), and of all
 
 The motion map is the fraction of a token that moving objects cover, for videos with the sidecar file that
 shard_tools/synthetic_videos.py writes. For other videos it is the mean change of brightness between neighboring frames,
@@ -13,8 +13,9 @@ by change of brightness, the 20 % that change most.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, print_table
+from benchmarks.harness import Report, Row
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from figures.clips import Clip, read_clips
@@ -33,8 +34,6 @@ from model.maps import explain_bad_logits
 from model.weights.models import load_adamae
 from model.weights.pretrained import trained_rate
 from pipeline.config import DataConfig
-from training.logger import read_rows
-from training.summary import describe_scores, find_result
 
 NUM_CLIPS, BATCH_SIZE = 320, 16
 # Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
@@ -48,33 +47,23 @@ class Motion(NamedTuple):
 
 def main() -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories or checkpoints")
-    parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the models were not trained on")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory or checkpoint")
+    parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the model was not trained on")
     options = parser.parse_args()
     device = choose_device()
-    rows: list[Row] = []
-    for run in options.runs:
-        model = load_adamae(run).to(device)
-        masks = {"masking": model.config.masking, "mask_ratio": model.config.mask_ratio}
-        rows.append({"run": run.name, **masks, **measure(model, options.videos, DataConfig(**trained_rate(run)))})
-    Report("motion_report", options.output, device).write(rows)
-    if len(rows) > 1:
-        print_table(rows)
-    else:
-        print("\n".join(describe(rows[0], list(read_rows(options.runs[0] / "metrics.jsonl")))))
+    model = load_adamae(options.run).to(device)
+    row = measure(model, options.videos, DataConfig(**trained_rate(options.run)))
+    Report("motion_report", options.output, device).write([{"run": options.run.name, **row}])
+    print("\n".join(describe(row)))
 
 
-def describe(row: Row, metrics: list[dict[str, Any]]) -> list[str]:
-    """Say in a line each what was measured of a run, and its k-NN accuracy if it was evaluated on classes."""
-    lines = [f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos (1: the mean of each patch)"]
+def describe(row: Row) -> Iterator[str]:
+    yield f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos (1: the mean of each patch)"
     if "correlation" in row:
-        lines.append(
+        yield (
             f"correlation with motion: {row['correlation']:.2f} (0: uniform sampler; motion by {row['motion']});"
             f" {row['moving_fraction_visible']:.0%} of the visible tokens move, of all {row['moving_fraction_all']:.0%}"
         )
-    scores = find_result(metrics)[1]
-    scores.pop("reconstruction_loss", None)  # of other masks
-    return [*lines, *([f"accuracy: {describe_scores(scores)}"] if "majority_top1" in scores else [])]
 
 
 @explain_bad_logits()
@@ -89,9 +78,11 @@ def measure(model: AdaMAE, videos: Path, data: DataConfig) -> Row:
         raise InputError(f"nothing moves in {videos}: choose other videos")
     batches = torch.stack([clip.frames for clip in clips]).to(device).split(BATCH_SIZE)
     outputs = [model(batch, seed=0, offset=number * BATCH_SIZE) for number, batch in enumerate(batches)]
-    loss = torch.cat([output.loss_per_token for output in outputs]).mean().item()
-    row: Row = {"num_clips": len(clips), "motion": "moving objects" if has_truth else "change of brightness"}
-    row["reconstruction_loss"] = loss
+    row: Row = {
+        "num_clips": len(clips),
+        "motion": "moving objects" if has_truth else "change of brightness",
+        "reconstruction_loss": torch.cat([output.loss_per_token for output in outputs]).mean().item(),
+    }
     if model.token_sampler.learns:
         row |= compare_with_motion(model, torch.cat([output.log_probs for output in outputs]), motions)
     return row

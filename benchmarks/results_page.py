@@ -16,7 +16,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
-from benchmarks.memory_vs_ratio import plot_memory
 from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
@@ -30,16 +29,17 @@ NUMBERS: dict[str, dict[str, Any]] = {
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FEW_CLIPS, NUM_TEST_CLIPS = "cpu/few_clips", 212
-STEP = "nvidia-h200/step_budget.json"
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
-KINDS = {
-    "products": "#2471a3",
-    "attention": "#c0392b",
-    "elementwise": "#d4ac0d",
-    "other_kernels": "#95a5a6",
-    "between_kernels": "#566573",
-}
+BLUE, GRAY, RED = "#2471a3", "#95a5a6", "#c0392b"
+SERIES = (  # of memory: column, whether with activation checkpointing, label, Matplotlib's marker, line and color
+    ("paper_gb", False, "the paper's code on its GPUs (converted from GB)", "s--C7"),
+    ("predicted_peak_gib", False, "predicted", "-C0"),
+    ("measured_peak_gib", False, "measured", "oC0"),
+    ("compiled_measured_peak_gib", False, "measured, compiled", "DC3"),
+    ("predicted_peak_gib", True, "predicted, with activation checkpointing", ":C0"),
+    ("measured_peak_gib", True, "measured, with activation checkpointing", "^C0"),
+)
 TABLE = re.compile(
     r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
 )
@@ -57,11 +57,9 @@ def main() -> None:
     for page in PAGES:
         write_text(page, regenerate(page.read_text(encoding="utf-8")))
         print(f"wrote {page}")
-    memory = choose_rows(MEMORY, "masking=adaptive, target=pixels")
     plots = {
         "loading": plot_loading(read_rows(LOADING)),
-        "memory": plot_memory(memory),
-        "step": plot_step(read_rows(STEP)),
+        "memory": plot_memory(choose_rows(MEMORY, "masking=adaptive, target=pixels")),
         "few_clips": plot_few_clips(),
     }
     for name, figure in plots.items():
@@ -91,15 +89,14 @@ def make_number(name: str) -> str:
     if name not in NUMBERS:
         raise InputError(f"a page names the number {name}, which benchmarks/results_page.yaml does not define")
     number = NUMBERS[name]
-    file, column, where = number["file"], number["column"], number["where"]
+    file, by_column, where = number["file"], itemgetter(number["column"]), number["where"]
     rows = choose_rows(file, where)
-    best, worst = (choose(rows, key=lambda row: row[column]) for choose in (max, min))
-    values = {key: Cell(value) if isinstance(value, float) else value for key, value in best.items()}
-    values |= {"value": Cell(best[column]), "low": Cell(worst[column])}
+    best = max(rows, key=by_column)
+    values = {**best, "value": by_column(best), "low": min(map(by_column, rows))}
     if number["over"]:
-        others = choose_rows(file, f"{where}, {number['over']}")
-        values["ratio"] = Cell(best[column] / max(row[column] for row in others))
-    return str(number["as"]).format(**values)
+        values["ratio"] = values["value"] / max(map(by_column, choose_rows(file, f"{where}, {number['over']}")))
+    cells = {key: Cell(value) if isinstance(value, float) else value for key, value in values.items()}
+    return str(number["as"]).format(**cells)
 
 
 def choose_rows(file: str, filters: str) -> list[Row]:
@@ -113,21 +110,43 @@ def choose_rows(file: str, filters: str) -> list[Row]:
 
 
 def make_table(file: str, columns: str, filters: str) -> str:
-    rows = choose_rows(file, filters)
     known = {key for row in read_rows(file) for key in row}
-    heads: list[str] = []
-    cells: list[list[str]] = []
+    rows = choose_rows(file, filters)
+    heads, cells = [], []
     for column in columns.split(","):
         name, _, heading = (part.strip() for part in column.partition(":"))
         mean, _, deviation = (part.strip() for part in name.partition("±"))
         if mean not in known:
             raise InputError(f"a page names the column {mean}, which {RESULTS / file} does not have")
         heads.append(heading or name)
-        cells.append([])
-        for row in rows:
-            spread = f" ± {format_cell(row[deviation])}" if row.get(deviation) is not None else ""
-            cells[-1].append(format_cell(row.get(mean)) + spread)
+        spreads = ("" if row.get(deviation) is None else f" ± {format_cell(row[deviation])}" for row in rows)
+        cells.append([format_cell(row.get(mean)) + spread for row, spread in zip(rows, spreads, strict=True)])
     return format_table(heads, zip(*cells, strict=True))
+
+
+def plot_memory(rows: Sequence[Row]) -> Figure:
+    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the paper's."""
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for column, checkpointing, label, style in SERIES:
+        gib = 1e9 / 2**30 if column == "paper_gb" else 1
+        points = sorted(
+            (row["mask_ratio"], row[column] * gib)
+            for row in rows
+            if row["activation_checkpointing"] == checkpointing and row.get(column) is not None
+        )
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=label)
+    axes.set(
+        xlabel="mask ratio",
+        ylabel="peak GPU memory of a step (GiB)",
+        xticks=sorted({row["mask_ratio"] for row in rows}),
+    )
+    axes.set_title(f"pre-training, {rows[0]['batch_size']} clips per step", fontsize=10)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
 
 
 def plot_few_clips() -> Figure:
@@ -137,13 +156,13 @@ def plot_few_clips() -> Figure:
         name = row["strategy"].replace(":", ", ").replace("model.", "")
         top1 |= {f"{name}, fine-tuned": row["finetune_top1"]}
         top1 |= {f"{name}, linear": row["linear_top1"]} if row.get("linear_top1") is not None else {}
-    names = sorted(top1, key=top1.__getitem__)
+    top1 = dict(sorted(top1.items(), key=itemgetter(1)))
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.subplots()
-    errors = [(top1[name] * (1 - top1[name]) / NUM_TEST_CLIPS) ** 0.5 for name in names]
-    colors = ["#2471a3" if "fine-tuned" in name else "#95a5a6" for name in names]
-    axes.barh(names, [top1[name] for name in names], xerr=errors, color=colors)
-    axes.axvline(0.1, color="#c0392b", linestyle="--", label="chance")
+    errors = [(p * (1 - p) / NUM_TEST_CLIPS) ** 0.5 for p in top1.values()]
+    colors = [BLUE if "fine-tuned" in name else GRAY for name in top1]
+    axes.barh(list(top1), list(top1.values()), xerr=errors, color=colors)
+    axes.axvline(0.1, color=RED, linestyle="--", label="chance")
     axes.legend(loc="lower right", fontsize=8)
     axes.set_xlabel(f"top-1 on {NUM_TEST_CLIPS} clips")
     return figure
@@ -152,41 +171,22 @@ def plot_few_clips() -> Figure:
 def plot_loading(rows: Sequence[Row]) -> Figure:
     """Plot the clips per CPU-second of every loader, by the files that it reads, and the bound of decoding alone."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    panels = figure.subplots(1, len(FILES))
-    for axes, (encode, title) in zip(panels, FILES.items(), strict=True):
+    speed = itemgetter("clips_per_cpu_second")
+    for axes, (encode, title) in zip(figure.subplots(1, len(FILES)), FILES.items(), strict=True):
         own = "copy" if encode == "original" else encode  # copied files are the originals
         shown = [row for row in rows if row["encode"] == (own if row["loader"] in ("adamae", "decoding") else encode)]
-        bound = next(row["clips_per_cpu_second"] for row in shown if row["loader"] == "decoding")
-        shown = sorted((row for row in shown if row["loader"] in PLOTTED), key=itemgetter("clips_per_cpu_second"))
+        bound = next(speed(row) for row in shown if row["loader"] == "decoding")
+        shown = sorted((row for row in shown if row["loader"] in PLOTTED), key=speed)
         names = [row["loader"] + ",\n2 clips per decode" * (row["repeats"] == 2) for row in shown]
-        colors = ["#2471a3" if row["loader"] == "adamae" else "#95a5a6" for row in shown]
-        bars = axes.barh(names, [row["clips_per_cpu_second"] for row in shown], color=colors)
+        bars = axes.barh(
+            names, list(map(speed, shown)), color=[BLUE if row["loader"] == "adamae" else GRAY for row in shown]
+        )
         axes.bar_label(bars, fmt="%.3g", padding=3)
-        axes.axvline(bound, color="#c0392b", linestyle="--", label=f"decoding alone: {bound:.3g}")
+        axes.axvline(bound, color=RED, linestyle="--", label=f"decoding alone: {bound:.3g}")
         axes.margins(x=0.25)
         axes.legend(loc="lower right", fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("clips per CPU-second")
-    return figure
-
-
-def plot_step(rows: Sequence[Row]) -> Figure:
-    """Plot the milliseconds of a step's parts by kind of kernel, and of the whole step beside its bound."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2, width_ratios=[3, 2])
-    for axes, kind, title in zip(panels, ("part", "step"), ("parts, estimated", "the whole step"), strict=True):
-        shown = [row for row in reversed(rows) if row["kind"] == kind]
-        names, ends = [row["part"] for row in shown], [0.0] * len(shown)
-        for of, color in KINDS.items():
-            widths = [row.get(f"{of}_ms") or 0 for row in shown]
-            bars = axes.barh(names, widths, left=ends, color=color, label=of.replace("_", " "))
-            ends = [end + width for end, width in zip(ends, widths, strict=True)]
-        labels = [f"{row['ms']}, MFU {row['mfu']:.2f}" if "mfu" in row else row["ms"] for row in shown]
-        axes.bar_label(bars, labels, padding=3)
-        axes.set_xlim(right=(1.6 if kind == "step" else 1.1) * max(ends))
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("ms, 64 clips of ViT-Base on an H200")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS), fontsize=8)
     return figure
 
 

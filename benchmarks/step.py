@@ -1,6 +1,5 @@
 """One pre-training step as `train.py` takes it, on a clip that is already on the device, and its speed and memory."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,13 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Row, Timing, noise_clip, time_calls
+from benchmarks.harness import Row, cpu_seconds, noise_clip, time_calls
+from common.devices import explain_out_of_memory
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import Batch
 from train import train_step
 from training.config import Compile, TrainConfig
 from training.distributed import Distributed
+from training.logger import peak_memory_gib
 from training.optimizer import make_optimizer
 from training.parallelize import compile_in_place, keep_bf16_copies
 from training.tasks.pretraining import Pretraining
@@ -45,28 +46,24 @@ class PretrainingStep:
         return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)
 
 
+@explain_out_of_memory("lower --batch-size")
 def measure_config(
     config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: Compile = False
-) -> tuple[Timing, Row]:
+) -> Row:
     """Measure a pre-training step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
-    return measure_step(step, batch_size, repetitions, device)
+    return measure_step(step, repetitions, device)
 
 
-def measure_step(
-    step: Callable[[], object], batch_size: int, repetitions: int, device: torch.device, warmup: int = 4
-) -> tuple[Timing, Row]:
-    """Time a step, and measure its GPU memory or on a CPU its CPU time, over all threads.
-
-    warmup: steps on a GPU, of which the first compile and tune and the next ones bring it to its usual clock.
-    """
-    if device.type != "cuda":
-        step()
-        start = time.process_time()
-        timing = time_calls(step, device, warmup=0, repetitions=repetitions)
-        cpu_ms = (time.process_time() - start) * 1e3 / repetitions / batch_size
-        return timing, {"cpu_ms_per_clip": round(cpu_ms, 1)}
-    time_calls(step, device, warmup=warmup - 1, repetitions=1)
-    torch.cuda.reset_peak_memory_stats(device)  # compiling and tuning take memory too, once
-    timing = time_calls(step, device, warmup=0, repetitions=repetitions)
-    return timing, {"measured_peak_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 3)}
+def measure_step(step: Callable[[], object], repetitions: int, device: torch.device) -> Row:
+    """Return the milliseconds of each step, the seconds that this process and its workers computed in all of them, and
+    the peak memory (on a CPU, of this process, Python included)."""
+    step()
+    if device.type == "cuda":
+        # The first steps compile and tune, which takes memory, once; the next ones bring a GPU to its usual clock.
+        time_calls(step, device, 9, 1)
+        torch.cuda.reset_peak_memory_stats(device)
+    cpu = cpu_seconds()
+    milliseconds = time_calls(step, device, 0, repetitions)
+    cpu = cpu_seconds() - cpu
+    return {"milliseconds": milliseconds, "cpu_seconds": cpu, "peak_memory_gib": peak_memory_gib(device)}

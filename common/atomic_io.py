@@ -15,36 +15,22 @@ from common.errors import name_disk_errors
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; rename it to `path` if the block succeeds, delete it otherwise.
+    """Yield a path next to `path` for a new file or folder; rename it to `path` if the block succeeds, else delete it.
 
     Disk errors of the block that name no file name `path` then.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with name_disk_errors(path):
-            yield temporary
-            sync(temporary)
-            temporary.replace(path)
-            sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder next to `path`, as atomic_write yields a path."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with name_disk_errors(path):
-            temporary.mkdir(parents=True)
             yield temporary
-            for entry in (*temporary.iterdir(), temporary):
+            for entry in (*temporary.glob("*"), temporary):
                 sync(entry)
             temporary.replace(path)
             sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,13 +12,11 @@ import dataclasses
 import math
 import operator
 from collections.abc import Iterator
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from common.errors import InputError
 
 T = TypeVar("T")
-TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
@@ -48,19 +46,6 @@ def check_ranges(config: Any, section: str = "") -> None:
             null = ", or null" if type(None) in get_args(field.type) else ""
             key = f"{section}.{field.name}" if section else field.name
             raise InputError(f"{key} is {value}: must be {finite}{expected}{null}")
-
-
-def describe_type(kind: Any) -> Iterator[str]:
-    """Yield what a key of this type takes, in words."""
-    if get_origin(kind) is Literal:
-        yield from map(str, get_args(kind))
-    elif isinstance(kind, UnionType) or get_origin(kind) is Union:
-        for one in get_args(kind):
-            yield from describe_type(one)
-    elif get_origin(kind) is list:
-        yield f"[{' or '.join(describe_type(get_args(kind)[0]))}, …]"
-    else:
-        yield TYPES.get(kind, str(kind))
 
 
 def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:

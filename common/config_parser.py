@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, get_loader, set_loader, set_parsing_settings
 
-from common.config_fields import describe_type, flatten
+from common.config_fields import flatten
 from common.errors import InputError
 from common.yaml_io import parse_yaml, read_yaml
 
@@ -67,14 +67,15 @@ class ConfigParser(ArgumentParser):
             raise next(causes, InputError(sentence)) from error
 
     def explain(self, message: str) -> str:
-        """Say of a value that jsonargparse refuses which ones its key takes; other messages stay as they are."""
+        """Say of a value that jsonargparse refuses which type its key has; other messages stay as they are."""
         if section := re.match(r'Parser key "(\w+)": Unable to load config', message):
             return f"{section[1]} is a section: set one of its keys, {section[1]}.KEY"
         found = re.search(r'Parser key "([\w.]+)":.*(?:Got value|Given value): (.*)', message)
         types = {action.dest: getattr(action, "_typehint", None) for action in self._actions}
-        if found is None or types.get(found[1]) is None:
+        if found is None or (wanted := types.get(found[1])) is None:
             return message
-        return f"{found[1]} is {found[2]}: must be {' or '.join(describe_type(types[found[1]]))}"
+        name = wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")
+        return f"{found[1]} is {found[2]}: must be {name}"
 
     def require_known(self, keys: Iterable[str], where: str = "") -> None:
         """Raise InputError, with a suggestion, for the first key that the parser does not know."""

@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from common.errors import InputError
 
@@ -124,11 +123,6 @@ def choose_precision(device: torch.device, wanted: Precision) -> Precision:
 def autocast_to(device: torch.device, wanted: Precision) -> torch.autocast:
     """Return an autocast context: bf16 if wanted and supported; weights stay in fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=choose_precision(device, wanted) == "bf16")
-
-
-def find_attention_kernel(q: Tensor) -> str:
-    """Return the kernel that PyTorch chooses for attention of q [B, H, N, d] to itself: cudnn, flash, …"""
-    return SDPBackend(torch._fused_sdp_choice(q, q, q)).name.removesuffix("_ATTENTION").lower()
 
 
 def get_device_name(device: torch.device) -> str:

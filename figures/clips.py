@@ -9,27 +9,24 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from av.error import FFmpegError
 from jaxtyping import UInt8
 from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log, printable
 from pipeline.config import DataConfig
-from pipeline.decoding.containers import VIDEO_EXTENSIONS, main_stream, open_video
-from pipeline.decoding.sources import decode_frames
-from pipeline.planning.crops import FrameSize
-from pipeline.planning.plan import frame_step, strided_frames
+from pipeline.decoding.containers import VIDEO_EXTENSIONS
+from pipeline.decoding.sources import decode_frames, scale_frames
+from pipeline.planning.crops import FrameSize, view_crop
+from pipeline.planning.plan import check_strides, frame_step, strided_frames
 from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, Sample
 from pipeline.video_error import VideoError
-
-ASSUMED_FPS = 25.0  # of a video whose container does not say
-Read = Callable[[], bytes | Path]  # returns what decode_frames takes
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.source import open_source, read_frames, read_timing
 
 
 class Clip(NamedTuple):
@@ -39,6 +36,16 @@ class Clip(NamedTuple):
     numbers: list[int]  # of the frames in the video as stored
     times: list[float]  # of the frames, seconds
     title: str  # file name and class, for people
+
+
+class Source(NamedTuple):
+    """A video."""
+
+    name: str
+    title: str
+    file: Path  # or the tar that it is in
+    read: Callable[[], bytes | Path]  # returns what decode_frames takes
+    sample: Sample | None = None  # of shards
 
 
 def read_clips(
@@ -56,30 +63,26 @@ def read_clips(
     """
     used: set[str] = set()
     for place in places:
-        sources = list(_list_sources(place))
+        sources = list(_list_sources(place, data))
         if not sources:
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
-        for name, title, file, sample, read in sources[:: -(-len(sources) // limit)]:
-            stored_stride = sample.frame_stride if sample else 1
-            if data.frame_stride and data.frame_stride % stored_stride:
-                raise InputError(
-                    f"{name} stores every {stored_stride}th source frame:"
-                    f" --frame-stride {data.frame_stride} must be a multiple"
-                )
+        for source in sources[:: -(-len(sources) // limit)]:
+            sample = source.sample
             try:
-                video = read()
-                total, fps = (sample.num_frames, sample.fps) if sample else count_frames(video)
-                numbers = list(strided_frames(total, num_frames, frame_step(fps, stored_stride, data), 0.5))
-                frames = resize_and_crop(decode_frames(video, numbers, total if sample else None), image_size)
-            except VideoError as error:
+                total, fps = (sample.num_frames, sample.fps) if sample else count_frames(source.file)
+                step = frame_step(fps, sample.frame_stride if sample else 1, data)
+                numbers = list(strided_frames(total, num_frames, step, 0.5))
+                stored = decode_frames(source.read(), numbers, total if sample else None)
+                frames = resize_and_crop(stored, image_size)
+            except (VideoError, UnusableError) as error:
                 if not isinstance(place, ShardDataset) and Path(place).is_file():
                     raise InputError(f"{place} cannot be decoded: {error}") from error
-                log(f"skipped {printable(name)}, which cannot be decoded: {error}", sys.stderr)
+                log(f"skipped {printable(source.name)}, which cannot be decoded: {error}", sys.stderr)
                 continue
-            candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
+            candidates = (source.name if number == 1 else f"{source.name}-{number}" for number in count(1))
             name = next(candidate for candidate in candidates if candidate not in used)
             used.add(name)
-            yield Clip(name, frames, file, numbers, [number / fps for number in numbers], title)
+            yield Clip(name, frames, source.file, numbers, [number / fps for number in numbers], source.title)
 
 
 def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
@@ -89,54 +92,40 @@ def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
     return printable(name) + f"\nclass {printable(classes)}" * bool(classes)
 
 
-def _list_sources(place: Path | str | ShardDataset) -> Iterator[tuple[str, str, Path, Sample | None, Read]]:
-    """Yield the name and title of each video, the file or tar that it is in, its row of shards, and how to read it."""
+def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterator[Source]:
     if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
+        check_strides(dataset, data)
         reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
-            shard = Path(dataset.shards[int(dataset.shard_of[index])])
-            title = describe_sample(dataset, sample)
-            yield sample.key.replace("/", "_"), title, shard, sample, partial(reader.read, index)
+            shard, title = Path(dataset.shards[int(dataset.shard_of(index))]), describe_sample(dataset, sample)
+            yield Source(sample.key.replace("/", "_"), title, shard, partial(reader.read, index), sample)
         return
     path = Path(place)
     if not path.exists():
         raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
     if path.is_file():
-        yield path.stem, printable(path.name), path, None, partial(Path, path)
-        return
+        yield Source(path.stem, printable(path.name), path, partial(Path, path))
     for file in sorted(path.rglob("*")):
         if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
             name = file.relative_to(path)
-            yield "_".join(name.with_suffix("").parts), printable(name), file, None, partial(Path, file)
+            yield Source("_".join(name.with_suffix("").parts), printable(name), file, partial(Path, file))
 
 
 def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:
-    """Scale frames until they just cover `image_size`, a square's side or height and width; crop the center."""
-    wanted = FrameSize.of(image_size)
-    images = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float()
-    height, width = images.shape[2:]
-    scale = max(wanted.height / height, wanted.width / width)
-    size = max(wanted.height, round(height * scale)), max(wanted.width, round(width * scale))
-    images = F.interpolate(images, size, mode="bilinear", antialias=True)
-    top, left = (size[0] - wanted.height) // 2, (size[1] - wanted.width) // 2
-    images = images[:, :, top : top + wanted.height, left : left + wanted.width]
-    return images.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    """Scale the center of frames, as large as possible, to `image_size`: a square's side, or height and width."""
+    size = FrameSize.of(image_size)
+    x, y, width, height = view_crop(frames.shape[2], frames.shape[1], 0, 1, size)
+    clip = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
+    scale_frames(frames[:, y : y + height, x : x + width], clip)
+    return torch.from_numpy(clip)
 
 
-def count_frames(video: bytes | Path) -> tuple[int, float]:
+def count_frames(video: Path) -> tuple[int, float]:
     """Decode a video to count its frames, as containers are not always right; return the frame rate too."""
     if is_array(video):
         return len(map_frames(video)), FPS
-    try:
-        with open_video(video) as container:
-            stream = main_stream(container)
-            if stream is None:
-                raise VideoError("it has no video track")
-            decoded = sum(1 for _ in container.decode(stream))
-            fps = float(stream.average_rate or stream.guessed_rate or ASSUMED_FPS)
-    except FFmpegError as error:
-        raise VideoError(str(error)) from error
-    if not decoded:
-        raise VideoError("none of its frames decodes")
-    return decoded, fps
+    with open_source(video) as (container, stream):
+        fps = float(read_timing(container, stream).rate)
+    with open_source(video) as (container, stream):
+        return sum(1 for _ in read_frames(container, stream)), fps

@@ -1,4 +1,4 @@
-"""Labeled rows of frames, stacked in one image or side by side in an animation."""
+"""Labeled rows of frames, stacked in an image or an animation."""
 
 import textwrap
 from collections.abc import Sequence
@@ -16,8 +16,7 @@ from common.atomic_io import atomic_write
 MIN_WIDTH = 1600  # pixels of a sheet
 MIN_CELL = 100  # pixels of a frame's width in it; where there are more frames, the sheet becomes wider
 GAP = 4
-LINE = 1.25  # height of a line of text, in font sizes
-ANIMATED_CELL, ANIMATED_FONT = 160, 12
+ANIMATED_CELL, ANIMATED_LABEL, ANIMATED_FONT = 160, 180, 12
 FRAME_MS = 160  # of an animation
 
 
@@ -46,42 +45,33 @@ class Layout(NamedTuple):
     font: int
 
     @classmethod
-    def fit(cls, columns: int, aspect: float = 1, min_width: int = MIN_WIDTH) -> "Layout":
+    def fit(cls, rows: Sequence[Row], num_columns: int, min_width: int = MIN_WIDTH) -> "Layout":
         label, min_cell = min_width * 3 // 16, min_width * MIN_CELL // MIN_WIDTH
-        width = max(-(-(min_width - label) // columns) - GAP, min_cell)
-        return cls(label, width, round(width / aspect), min_width // 80)
+        width = max(-(-(min_width - label) // num_columns) - GAP, min_cell)
+        return cls(label, width, round(width / max(row.aspect for row in rows)), min_width // 80)
 
 
-def render_sheet(rows: Sequence[Row], columns: Sequence[int], min_width: int = MIN_WIDTH) -> Image.Image:
-    """Stack rows, each with its label and its frames `columns`."""
-    layout = Layout.fit(len(columns), max(row.aspect for row in rows), min_width)
-    side = layout.height + GAP
-    canvas = Image.new("RGB", (layout.label + len(columns) * (layout.width + GAP), len(rows) * side), "white")
+def render_sheet(
+    rows: Sequence[Row], columns: Sequence[int], layout: Layout, captions: Sequence[str] = ()
+) -> Image.Image:
+    """Stack rows, each with its label and its frames `columns`; below, a caption for each column."""
+    width, side = layout.width + GAP, layout.height + GAP
+    foot = 2 * layout.font if captions else 0
+    canvas = Image.new("RGB", (layout.label + len(columns) * width, len(rows) * side + foot), "white")
     for number, row in enumerate(rows):
         draw_text(canvas, (GAP, number * side + GAP), _wrap(row.label, layout.label, layout.font), layout.font)
         for column, frame in enumerate(columns):
-            cell = row.render(frame, layout.height)
-            canvas.paste(cell, (layout.label + column * (layout.width + GAP), number * side))
+            canvas.paste(row.render(frame, layout.height), (layout.label + column * width, number * side))
+    for column, caption in enumerate(captions):
+        draw_text(canvas, (layout.label + column * width, len(rows) * side), caption, layout.font)
     return canvas
 
 
-def render_animation(rows: Sequence[Row], per_line: int | None = None) -> list[Image.Image]:
-    """Place rows side by side, `per_line` of them below each other's labels; return one image per frame."""
-    per_line = per_line or len(rows)
-    width, height = round(max(row.aspect for row in rows) * ANIMATED_CELL), ANIMATED_CELL
-    labels = [_wrap(row.label, width, ANIMATED_FONT) for row in rows]
-    head = round(ANIMATED_FONT * LINE * max(label.count("\n") + 1 for label in labels)) + GAP
-    size = per_line * (width + GAP) + GAP, -(-len(rows) // per_line) * (head + height + GAP)
-    images = []
-    for frame in range(len(rows[0].cells)):
-        canvas = Image.new("RGB", size, "white")
-        for number, (row, label) in enumerate(zip(rows, labels, strict=True)):
-            line, column = divmod(number, per_line)
-            left, top = GAP + column * (width + GAP), line * (head + height + GAP)
-            draw_text(canvas, (left, top + 2), label, ANIMATED_FONT)
-            canvas.paste(row.render(frame, height), (left, top + head))
-        images.append(canvas)
-    return images
+def render_animation(rows: Sequence[Row]) -> list[Image.Image]:
+    """Stack rows, an image per frame."""
+    width = round(max(row.aspect for row in rows) * ANIMATED_CELL)
+    layout = Layout(ANIMATED_LABEL, width, ANIMATED_CELL, ANIMATED_FONT)
+    return [render_sheet(rows, [frame], layout) for frame in range(len(rows[0].cells))]
 
 
 def save_animation(images: Sequence[Image.Image], path: Path) -> None:
@@ -97,11 +87,11 @@ def save_image(image: Image.Image, path: Path) -> None:
 
 
 def draw_text(canvas: Image.Image, corner: tuple[int, int], text: str, size: int) -> None:
-    ImageDraw.Draw(canvas).multiline_text(corner, text, fill="black", font=font(size), spacing=2)
+    ImageDraw.Draw(canvas).multiline_text(corner, text, fill="black", font=_font(size), spacing=2)
 
 
 @cache
-def font(size: int) -> ImageFont.FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)  # Pillow's own lacks ×
 
 

@@ -1,6 +1,7 @@
 """What of decoded planes a clip shows: the tables of DecodedClips, without PyTorch, since decode workers write them."""
 
 import math
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -27,18 +28,21 @@ def lay_out_tables(batch: int, frames: int) -> list[tuple[str, tuple[int, ...]]]
     ]  # fmt: skip
 
 
+def slice_tables(batch: int, frames: int) -> list[slice]:
+    """Return where in a block of bytes each table lies: one after the other, at multiples of 8."""
+    sizes = [math.prod(shape) * np.dtype(name).itemsize for name, shape in lay_out_tables(batch, frames)]
+    starts = accumulate((-(-size // 8) * 8 for size in sizes), initial=0)
+    return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+
+
 def count_table_bytes(batch: int, frames: int) -> int:
-    """Count the bytes that view_tables takes: each table begins at a multiple of 8."""
-    return sum(-(-size // 8) * 8 for size in _table_sizes(batch, frames))
+    return slice_tables(batch, frames)[-1].stop
 
 
 def view_tables(block: Any, batch: int, frames: int, library: ModuleType = np) -> list[Any]:
-    """View bytes, an array or tensor of `library`, as the tables of DecodedClips, one after the other."""
-    tables, start = [], 0
-    for (name, shape), size in zip(lay_out_tables(batch, frames), _table_sizes(batch, frames), strict=True):
-        tables.append(block[start : start + size].view(getattr(library, name)).reshape(shape))
-        start += -(-size // 8) * 8
-    return tables
+    """View bytes, an array or tensor of `library`, as the tables of DecodedClips."""
+    tables = zip(slice_tables(batch, frames), lay_out_tables(batch, frames), strict=True)
+    return [block[place].view(getattr(library, name)).reshape(shape) for place, (name, shape) in tables]
 
 
 def color_matrix(colorspace: str, full_range: bool, bits: int) -> Float32[np.ndarray, "3 4"]:
@@ -63,7 +67,3 @@ def color_matrix(colorspace: str, full_range: bool, bits: int) -> Float32[np.nda
     y, middle = 255 / luma, 128 * step
     rows = [(y, 255 * u / chroma, 255 * v / chroma) for u, v in of_chroma]
     return np.array([(*row, -row[0] * black - (row[1] + row[2]) * middle) for row in rows], np.float32)
-
-
-def _table_sizes(batch: int, frames: int) -> list[int]:
-    return [math.prod(shape) * np.dtype(name).itemsize for name, shape in lay_out_tables(batch, frames)]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
+from kernels.launch import check, check_ids, check_shape, runs_triton, triton_op, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
@@ -15,25 +15,19 @@ EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], 
 
 
 def masked_patch_loss(
-    pred: Tensor,
-    clip: Tensor,
-    masked_ids: Tensor,
-    tubelet_size: int,
-    patch_size: int,
-    kind: Kind = "mse",
+    pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: Kind = "mse",
     normalize: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """pred [B, M, P], clip uint8 [B, T, H, W, C], masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
     normalized by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. The kernel saves the
     arguments and two numbers per patch and channel for the backward pass, never the targets.
     """
-    tokens = check_clip(clip, tubelet_size, patch_size)
-    check_ids("masked_ids", masked_ids, clip, tokens)
+    check_clip(clip, tubelet_size, patch_size)
+    check_ids("masked_ids", masked_ids, clip)
     pixels = tubelet_size * patch_size**2
-    wanted = (*masked_ids.shape, pixels * clip.shape[4])
-    check(pred.shape == wanted, f"pred has shape {tuple(pred.shape)}: these ids and patches need {wanted}")
+    check_shape("pred", pred, *masked_ids.shape, pixels * clip.shape[4])
     check(kind in ("mse", "l1"), f"kind is {kind!r}: give mse or l1")
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
     if runs_triton(pred) and clip.shape[4] == 3:
@@ -74,70 +68,55 @@ def channel_statistics(clip_ptrs, inside, i, c, PIXELS: tl.constexpr, PATCH: tl.
 
 @triton.jit
 def loss_kernel(
-    pred_ptr, clip_ptr, ids_ptr, loss_ptr, statistics_ptr, M, rows, columns, stride_b,
-    TUBELET: tl.constexpr, PATCH: tl.constexpr,
-    L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
+    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, M, rows, columns, stride_b,
+    grad_stride_b, grad_stride_m, TUBELET: tl.constexpr, PATCH: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
+    L1: tl.constexpr, NORMALIZE: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """One program, of one warp, per patch, read as in patchify, from its statistics to its loss."""
+    """One program, of one warp, per patch, read as in patchify. Forward: from its statistics to its loss, in `out`.
+    Backward: the gradient of its prediction there; the forward pass's statistics save the reductions."""
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
     in_clip, in_patch, i, inside = patch_tile(tl.load(ids_ptr + m), rows, columns, TUBELET, PATCH, LINES, WIDTH)
     clip_ptrs = clip_ptr + (m // M) * stride_b + in_clip
-    pred_ptrs = pred_ptr + m * (PIXELS * 3) + in_patch
+    first = m * (PIXELS * 3) + in_patch
+    statistics = statistics_ptr + m * 6
     red, green, blue = 0.0, 0.0, 0.0
     scale_red, scale_green, scale_blue = 1.0 / 255, 1.0 / 255, 1.0 / 255
-    if NORMALIZE:
+    if NORMALIZE and BACKWARD:
+        red, green, blue = tl.load(statistics), tl.load(statistics + 1), tl.load(statistics + 2)
+        scale_red, scale_green, scale_blue = (
+            tl.load(statistics + 3), tl.load(statistics + 4), tl.load(statistics + 5)
+        )  # fmt: skip
+    elif NORMALIZE:
         red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, PIXELS, PATCH)
         green, scale_green = channel_statistics(clip_ptrs, inside, i, 1, PIXELS, PATCH)
         blue, scale_blue = channel_statistics(clip_ptrs, inside, i, 2, PIXELS, PATCH)
         six = tl.arange(0, 8)
         values = by_channel(six, red, green, blue)
         values = tl.where(six < 3, values, by_channel(six, scale_red, scale_green, scale_blue))
-        tl.store(statistics_ptr + m * 6 + six, values, mask=six < 6)
+        tl.store(statistics + six, values, mask=six < 6)
+    if BACKWARD:
+        grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
     total = tl.zeros((LINES, WIDTH), tl.float32)
     for part in tl.static_range(3):
         place = part * PATCH + i
         target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
         target -= by_channel(place, red, green, blue)[None, :]
         target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
-        residual = tl.load(pred_ptrs + place[None, :], mask=inside, other=0).to(tl.float32) - target
-        total += tl.where(inside, tl.abs(residual) if L1 else residual * residual, 0.0)
-    tl.store(loss_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
-
-
-@triton.jit
-def loss_backward_kernel(
-    grad_ptr, pred_ptr, clip_ptr, ids_ptr, statistics_ptr, out_ptr, M, rows, columns, stride_b,
-    grad_stride_b, grad_stride_m, TUBELET: tl.constexpr, PATCH: tl.constexpr,
-    L1: tl.constexpr, NORMALIZE: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """One program, of one warp, per patch; the forward pass's statistics save the reductions."""
-    PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
-    m = tl.program_id(0).to(tl.int64)
-    in_clip, in_patch, i, inside = patch_tile(tl.load(ids_ptr + m), rows, columns, TUBELET, PATCH, LINES, WIDTH)
-    clip_ptrs = clip_ptr + (m // M) * stride_b + in_clip
-    first = m * (PIXELS * 3) + in_patch
-    red, green, blue = 0.0, 0.0, 0.0
-    scale_red, scale_green, scale_blue = 1.0 / 255, 1.0 / 255, 1.0 / 255
-    grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
-    if NORMALIZE:
-        s = statistics_ptr + m * 6
-        red, green, blue = tl.load(s), tl.load(s + 1), tl.load(s + 2)
-        scale_red, scale_green, scale_blue = tl.load(s + 3), tl.load(s + 4), tl.load(s + 5)
-    for part in tl.static_range(3):
-        place = part * PATCH + i
-        target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
-        target -= by_channel(place, red, green, blue)[None, :]
-        target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
         residual = tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
-        grad_pred = (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32) if L1 else 2 * residual
-        tl.store(out_ptr + first + place[None, :], (grad_pred * grad).to(out_ptr.dtype.element_ty), mask=inside)
+        if BACKWARD:
+            grad_pred = (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32) if L1 else 2 * residual
+            tl.store(out_ptr + first + place[None, :], (grad_pred * grad).to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            total += tl.where(inside, tl.abs(residual) if L1 else residual * residual, 0.0)
+    if not BACKWARD:
+        tl.store(out_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
 
 
-def patch_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
-    """Return what both kernels are compiled for."""
+def kernel_options(tubelet_size: int, patch_size: int, kind: str, normalize: bool) -> dict[str, Any]:
+    """Return what the kernel is compiled for."""
     return {
-        "TUBELET": tubelet_size, "PATCH": patch_size, "L1": kind == "l1", "NORMALIZE": normalize,
+        "TUBELET": tubelet_size, "PATCH": patch_size, "L1": kind == "l1", "NORMALIZE": normalize, "num_warps": 1,
         "LINES": triton.next_power_of_2(tubelet_size * patch_size), "WIDTH": triton.next_power_of_2(patch_size),
     }  # fmt: skip
 
@@ -151,9 +130,9 @@ def masked_patch_loss_op(
     loss = pred.new_empty(batch, count, dtype=torch.float32)
     statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
     wrap_triton(loss_kernel)[(batch * count,)](
-        pred.contiguous(), clip.contiguous(), masked_ids.contiguous(), loss, statistics, count,
-        clip.shape[2] // patch_size, clip.shape[3] // patch_size, clip[0].numel(),
-        **patch_options(tubelet_size, patch_size, kind, normalize), num_warps=1,
+        loss, pred.contiguous(), clip.contiguous(), masked_ids.contiguous(), statistics, loss, count,
+        clip.shape[2] // patch_size, clip.shape[3] // patch_size, clip[0].numel(), *loss.stride(),
+        **kernel_options(tubelet_size, patch_size, kind, normalize), BACKWARD=False,
     )  # fmt: skip
     return loss, statistics
 
@@ -165,10 +144,10 @@ def masked_patch_loss_backward_op(
 ) -> Tensor:  # fmt: skip
     batch, count, _ = pred.shape
     out = torch.empty_like(pred, memory_format=torch.contiguous_format)
-    wrap_triton(loss_backward_kernel)[(batch * count,)](
+    wrap_triton(loss_kernel)[(batch * count,)](
         grad, pred.contiguous(), clip.contiguous(), masked_ids.contiguous(), statistics, out, count,
         clip.shape[2] // patch_size, clip.shape[3] // patch_size, clip[0].numel(), *grad.stride(),
-        **patch_options(tubelet_size, patch_size, kind, normalize), num_warps=1,
+        **kernel_options(tubelet_size, patch_size, kind, normalize), BACKWARD=True,
     )  # fmt: skip
     return out
 
@@ -184,8 +163,3 @@ def _backward(ctx: Any, grad: Tensor, _statistics: Any) -> tuple:
 
 
 masked_patch_loss_op.register_autograd(_backward, setup_context=_setup)
-
-
-def num_bytes(batch: int, count: int, values: int, itemsize: int) -> tuple[int, int]:
-    """Count the bytes that forward and backward have to move: prediction and pixels in; those and the gradient out."""
-    return batch * count * values * (itemsize + 1), batch * count * values * (2 * itemsize + 1)

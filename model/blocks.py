@@ -23,9 +23,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor, weights: Weights | None = None) -> Tensor:
         dtype = x.dtype if x.is_cuda else torch.float32
-        weight, bias = weights or cast_together(self.weights(), dtype)
+        weights = weights or cast_together(self.weights(), dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+            return F.layer_norm(x.to(dtype), self.normalized_shape, *weights, self.eps).to(x.dtype)
 
 
 class Dropout(nn.Dropout):
@@ -69,7 +69,8 @@ class Attention(nn.Module):
 
     def weights(self) -> Weights:
         """Return what `forward` takes, perhaps in another dtype."""
-        return [self.qkv.weight, self.q_bias, self.k_bias, self.v_bias, self.proj.weight, self.proj.bias]
+        biases = [bias for bias in (self.q_bias, self.k_bias, self.v_bias) if bias is not None]
+        return [self.qkv.weight, self.proj.weight, self.proj.bias, *biases]
 
     def forward(
         self,
@@ -79,10 +80,8 @@ class Attention(nn.Module):
         num_kv_only: int = 0,
     ) -> Float[Tensor, "B N-num_kv_only D"]:
         """Attend to x itself, or to `context`, whose tokens then give keys and values."""
-        width, (weight, *biases, proj_weight, proj_bias) = x.shape[-1], weights
-        assert weight is not None
-        assert proj_weight is not None
-        bias = None if self.k_bias is None else torch.cat(biases)  # type: ignore[arg-type]
+        width, (weight, proj_weight, proj_bias, *biases) = x.shape[-1], weights
+        bias = torch.cat(biases) if biases else None
         if context is not None:
             q = F.linear(x, weight[:width], None if bias is None else bias[:width])
             k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
@@ -97,20 +96,18 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Linear, GELU, linear, dropout."""
 
-    def __init__(self, width: int, hidden_width: int, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden_width: int, dropout: float) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden_width)
         self.fc2 = nn.Linear(hidden_width, width)
         self.drop = Dropout(dropout)
 
     def weights(self) -> Weights:
-        """Return what `forward` may be given in another dtype."""
+        """Return what `forward` takes, perhaps in another dtype."""
         return [self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias]
 
-    def forward(self, x: Float[Tensor, "B N D"], weights: Weights | None = None) -> Float[Tensor, "B N D"]:
-        weight1, bias1, weight2, bias2 = weights or cast_together(self.weights(), autocast_dtype(x, self.fc1.weight))
-        assert weight1 is not None
-        assert weight2 is not None
+    def forward(self, x: Float[Tensor, "B N D"], weights: Weights) -> Float[Tensor, "B N D"]:
+        weight1, bias1, weight2, bias2 = weights
         hidden = F.linear(x, weight1, bias1)
         if torch.compiler.is_compiling():  # which recomputes GELU where that is cheaper than keeping it
             return self.drop(F.linear(F.gelu(hidden), weight2, bias2))
@@ -132,14 +129,9 @@ class GeluLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
-        grad_x = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[1]:
-            grad_weight = grad.T @ F.gelu(x).flatten(0, -2)
-        if ctx.needs_input_grad[2]:
-            grad_bias = grad.sum(dim=0)
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.ops.aten.gelu_backward((grad @ weight).view_as(x), x)
-        return grad_x, grad_weight, grad_bias
+        grad_weight = grad.T @ F.gelu(x).flatten(0, -2)
+        grad_bias = grad.sum(dim=0)
+        return torch.ops.aten.gelu_backward((grad @ weight).view_as(x), x), grad_weight, grad_bias
 
 
 class Block(nn.Module):
@@ -170,8 +162,8 @@ class Block(nn.Module):
         norms = (self.norm1, self.norm2) if x.is_cuda and x.dtype == dtype else ()
         groups = [part.weights() for part in (self.attn, self.mlp, *norms)]
         cast = iter(cast_together([weight for group in groups for weight in group], dtype))
-        attn, mlp, *of_norms = [[next(cast) for _ in group] for group in groups]
-        norm1, norm2 = of_norms or (None, None)
+        attn, mlp, *cast_norms = [[next(cast) for _ in group] for group in groups]
+        norm1, norm2 = cast_norms or (None, None)
         y = self.norm1(x, norm1)
         if context is not None:
             context = self.norm1(context, norm1)

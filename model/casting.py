@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Weights = Sequence[Tensor | None]
+Weights = Sequence[Tensor]
 
 
 def autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
@@ -28,12 +28,11 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
     copy each by a launch of its own.
     """
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "weights")]
-    weights = [weight for module in modules for weight in module.weights() if weight is not None]
+    weights = [weight for module in modules for weight in module.weights()]
     for weight in weights:
         weight.cast_copy = weight.detach().to(dtype)
         torch._dynamo.mark_static_address(weight.cast_copy)  # CUDA graphs would copy it otherwise
     trained = [weight for weight in weights if weight.requires_grad]
-
     buckets = [(weight, weight.grad) for weight in trained if weight.grad is not None]
 
     @torch.no_grad()
@@ -47,18 +46,15 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
 
 
 def cast_together(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Return the weights in another dtype, None where there is none; the same where they are in it."""
-    given = [weight for weight in weights if weight is not None]
-    if all(weight.dtype == dtype for weight in given):
+    """Return the weights in another dtype; the same where they are in it."""
+    if all(weight.dtype == dtype for weight in weights):
         return weights
-    copies = [getattr(weight, "cast_copy", None) for weight in given]
-    if all(copy is not None for copy in copies):  # `in` would compare tensors: 5 ms a step
-        cast = iter(Cast.apply(*copies, *given))
-    elif torch.compiler.is_compiling():  # which fuses them as it likes
-        cast = iter([weight.to(dtype) for weight in given])
-    else:
-        cast = iter(Cast.apply(*_copy_together(given, dtype, [None] * len(given)), *given))
-    return [None if weight is None else next(cast) for weight in weights]
+    copies = [getattr(weight, "cast_copy", None) for weight in weights]
+    if any(copy is None for copy in copies):  # `in` would compare tensors: 5 ms a step
+        if torch.compiler.is_compiling():  # which fuses them as it likes
+            return [weight.to(dtype) for weight in weights]
+        copies = _copy_together(weights, dtype, copies)
+    return Cast.apply(*copies, *weights)
 
 
 class Cast(torch.autograd.Function):
@@ -79,7 +75,7 @@ class Cast(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _copy_together(tensors: Sequence[Tensor], dtype: torch.dtype, places: Sequence[Tensor | None]) -> list[Tensor]:
+def _copy_together(tensors: Weights, dtype: torch.dtype, places: Sequence[Tensor | None]) -> list[Any]:
     copies = [
         torch.empty_like(tensor, dtype=dtype) if place is None else place.detach()
         for tensor, place in zip(tensors, places, strict=True)
@@ -90,9 +86,7 @@ def _copy_together(tensors: Sequence[Tensor], dtype: torch.dtype, places: Sequen
 
 class Linear(nn.Linear):
     def weights(self) -> Weights:
-        return [self.weight, self.bias]
+        return list(self.parameters())
 
     def forward(self, input: Tensor) -> Tensor:
-        weight, bias = cast_together(self.weights(), autocast_dtype(input, self.weight))
-        assert weight is not None
-        return F.linear(input, weight, bias)
+        return F.linear(input, *cast_together(self.weights(), autocast_dtype(input, self.weight)))

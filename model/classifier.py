@@ -3,13 +3,13 @@
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from common.errors import InputError
-from model.blocks import LayerNorm, Mlp, initialize
+from model.blocks import LayerNorm, initialize
 from model.casting import Linear
+from model.channels import Clip
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
 from model.state_dict import load_parts, load_weights
@@ -34,13 +34,11 @@ class VideoClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
-    ) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
         """Classify clips, by all tokens or by those at `ids`."""
         return self.head(self.features(clip, ids))
 
-    def features(self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
+    def features(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
         """Compute the input of the last linear layer."""
         return self.norm(encode(self, clip, ids).pooled)
 
@@ -52,28 +50,6 @@ class VideoClassifier(nn.Module):
         load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))
 
 
-class AttentivePool(nn.Module):
-    """Cross-attention of one learned query over all tokens, and an MLP."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.latent = nn.Parameter(torch.zeros(1, 1, width))
-        self.q = Linear(width, width)
-        self.kv = Linear(width, 2 * width)
-        self.proj = Linear(width, width)
-        self.mlp = Mlp(width, 4 * width)
-        nn.init.trunc_normal_(self.latent, std=width**-0.5)
-
-    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B D"]:
-        q, k, v = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part in (self.q(self.latent.expand(len(x), -1, -1)), *self.kv(x).chunk(2, dim=-1))
-        )
-        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return (x + self.mlp(x))[:, 0]
-
-
 class Probe(nn.Module):
     """A linear layer on the mean of a frozen encoder's tokens, or attentive pooling.
 
@@ -82,14 +58,18 @@ class Probe(nn.Module):
 
     def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
         super().__init__()
-        size = config.dimensions
+        width, num_heads = config.dimensions.encoder_width, config.dimensions.encoder_heads
         self.config = config
         self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
-        self.pool = AttentivePool(size.encoder_width, size.encoder_heads) if kind == "attentive" else None
+        self.pool: nn.Module | None = None
+        if kind == "attentive":
+            from timm.layers import AttentionPoolLatent  # takes seconds
+
+            self.pool = AttentionPoolLatent(width, num_heads=num_heads)
         # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
-        self.norm = nn.BatchNorm1d(size.encoder_width, affine=False, eps=1e-6)
-        self.head = Linear(size.encoder_width, num_classes)
+        self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
+        self.head = Linear(width, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
 
@@ -99,9 +79,7 @@ class Probe(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
-    ) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
         """Classify clips, by all tokens or by those at `ids`."""
         with torch.no_grad():
             features = encode(self, clip, ids)

@@ -8,20 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from common.config_fields import check_ranges, option
 from common.errors import InputError
 from model.registry import DECODERS, MASKS, TARGETS
 
-if TYPE_CHECKING:
-    Masking = str
-    Target = str
-    DecoderAttention = str
-else:
-    Masking = Literal[tuple(MASKS)]
-    Target = Literal[tuple(TARGETS)]
-    DecoderAttention = Literal[tuple(DECODERS)]
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
 
@@ -55,7 +47,7 @@ SAMPLER_HEADS = 8  # at every size, as in the authors' code
 class ModelConfig:
     """Architecture and objective; the defaults are the paper's ViT-Base."""
 
-    size: Literal["tiny", "small", "base", "large", "huge"] = "base"
+    size: Literal[*SIZES] = "base"  # type: ignore[valid-type]
     """ViT size of encoder and decoder; tiny is for tests and the demo"""
     num_frames: int = option(16, at_least=1)
     """frames per clip"""
@@ -84,7 +76,7 @@ class ModelConfig:
     decoder_heads: int | None = option(None, at_least=1, at_most=MAX_WIDTH)
     """decoder attention heads"""
 
-    masking: Masking = "adaptive"
+    masking: Literal[*MASKS] = "adaptive"  # type: ignore[valid-type]
     """masking strategy; Table 1 (a)"""
     mask_ratio: float = option(0.95, above=0, below=1)
     """fraction of the tokens that are masked; Table 1 (b)"""
@@ -97,8 +89,8 @@ class ModelConfig:
     detach_sampler_input: bool = True
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
-    target: Target = "pixels"
-    """what the decoder predicts: pixels, or the features that a frozen teacher makes of the whole clip"""
+    target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
+    """what the decoder predicts: pixels, how much patches move, or features that a frozen teacher makes of the clip"""
     teacher: str = option("", free=True)
     """with target=teacher: a run or weights, or a folder with an image encoder of timm or transformers"""
     teacher_image_size: int | None = option(None, at_least=1)
@@ -107,12 +99,10 @@ class ModelConfig:
     """error of a prediction: mean squared or absolute, Table 1 (d); of features also smooth L1 or 1 - cosine"""
     normalize_target: bool = True
     """normalize target pixels per patch (norm_pix_loss), features per token"""
-    visible_loss_weight: float = option(0.0, at_least=0)
-    """weight of the loss of visible tokens, which are then predicted too (V-JEPA 2.1); 0: masked ones only"""
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 
-    decoder_attention: DecoderAttention = "self"
+    decoder_attention: Literal[*DECODERS] = "self"  # type: ignore[valid-type]
     """cross: masked tokens attend to visible ones only, which is faster (CrossMAE); self: to all (the paper)"""
     decoder_share: float = option(1.0, above=0, at_most=1)
     """fraction of the masked tokens that is reconstructed in training, to save memory and time; 1: all (the paper)"""
@@ -129,9 +119,9 @@ class ModelConfig:
 
     def _list_faults(self) -> Iterator[str]:
         """Yield what cannot be, a sentence each; what comes later relies on what came before."""
-        sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
+        size = self.image_size
+        sides = [size] if isinstance(size, int) else list(size)
         if len(sides) not in (1, 2) or min(sides) < 1:
-            size = self.image_size
             yield f"model.image_size is {size}: must be a whole number of at least 1, or two: [height, width]"
         self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
         parts = self.dimensions
@@ -141,23 +131,23 @@ class ModelConfig:
             ("sampler", self.sampler_dimension, SAMPLER_HEADS if self.sampler == "mha" else 1),
         ):
             if width % heads or width % 2:  # even: positions are pairs of sine and cosine
-                fault = f"the {part}'s width ({width}) is not an even multiple of its {heads} heads"
-                yield f"{fault}: change model.{part}_width"
+                said = f"the {part}'s width ({width}) is not an even multiple of its {heads} heads"
+                yield f"{said}: change model.{part}_width"
         if self.sampler == "mlp" and self.sampler_depth != 1:
             yield f"model.sampler_depth is {self.sampler_depth}, but an mlp sampler has only depth 1"
         if self.target == "teacher" and not self.teacher:
-            known = "a run or weights, or a folder with an image encoder of timm or transformers"
-            yield f"model.target=teacher needs model.teacher: set it to {known}"
-        if self.target == "pixels" and self.teacher:
-            yield "model.teacher does nothing with model.target=pixels: set model.target=teacher"
-        if self.target == "pixels" and self.loss not in ("mse", "l1"):
-            yield f"model.loss={self.loss} is for features: choose mse or l1 with model.target=pixels"
+            yield "model.target=teacher needs model.teacher: set it to a run or weights, or an image encoder's folder"
+        if self.target != "teacher" and self.teacher:
+            yield f"model.teacher does nothing with model.target={self.target}: set model.target=teacher"
+        if self.target != "teacher" and self.loss not in ("mse", "l1"):
+            yield f"model.loss={self.loss} is for features: choose mse or l1 with model.target={self.target}"
         if self.num_tokens > MAX_TOKENS:
             yield f"model.num_frames and model.image_size make {self.num_tokens} tokens per clip: at most {MAX_TOKENS}"
         if self.num_frames % self.tubelet_size:
             yield f"model.num_frames ({self.num_frames}) is not a multiple of model.tubelet_size ({self.tubelet_size})"
-        if self.differences and self.num_frames < 2:
-            yield "model.differences needs two frames, and model.num_frames is 1: raise it"
+        if (self.differences or self.target == "motion-energy") and self.num_frames < 2:
+            key = "model.differences" if self.differences else "model.target=motion-energy"
+            yield f"{key} needs two frames, and model.num_frames is 1: raise it"
         if any(side % self.patch_size for side in self.frame_size):
             yield f"model.image_size ({self.image_size}) is not a multiple of model.patch_size ({self.patch_size})"
         if not 0 < self.num_visible < self.num_tokens:

@@ -9,16 +9,17 @@ from typing import Any
 from common.errors import InputError
 
 MASKS = {
-    "adaptive": "model.masking.adaptive:AdaptiveMasking",
-    "random": "model.masking.uniform:UniformMasking",
-    "tube": "model.masking.uniform:UniformMasking",
-    "frame": "model.masking.uniform:UniformMasking",
-    "motion": "model.masking.motion:MotionMasking",
-    "motion-share": "model.masking.motion:MotionShareMasking",
+    "adaptive": "model.masking:AdaptiveMasking",
+    "random": "model.masking:UniformMasking",
+    "tube": "model.masking:UniformMasking",
+    "frame": "model.masking:UniformMasking",
+    "motion": "model.masking:MotionMasking",
+    "motion-share": "model.masking:MotionShareMasking",
 }
 TARGETS = {
-    "pixels": "model.targets.pixels:PixelTarget",
-    "teacher": "model.targets.teacher:TeacherTarget",
+    "pixels": "model.targets:PixelTarget",
+    "motion-energy": "model.targets:MotionEnergyTarget",
+    "teacher": "model.targets:TeacherTarget",
 }
 DECODERS = {
     "self": "model.decoder:Decoder",
@@ -27,12 +28,7 @@ DECODERS = {
 
 
 def find_class(registry: dict[str, str], name: str) -> Any:
-    """Import and return the class that `name` stands for. Raise InputError if the registry has no such line, or it
-    leads nowhere."""
+    """Import and return the class that `name` stands for; raise InputError if the registry has no such line."""
     if name not in registry:
-        known = ", ".join(registry)
-        raise InputError(f"{name!r} is none of {known}: a new one needs a line in model/registry.py")
-    try:
-        return resolve_name(registry[name])
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"model/registry.py has {registry[name]!r} for {name!r}: {error}") from error
+        raise InputError(f"{name!r} is none of {', '.join(registry)}: a new one needs a line in model/registry.py")
+    return resolve_name(registry[name])

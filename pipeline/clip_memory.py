@@ -85,7 +85,14 @@ class ClipMemory:
         number = self._free.popleft() if self._free else len(self._blocks)
         block = self.map_block(number)
         if pin and number not in self._pinned:
-            self._pin(number, block)
+            import torch
+
+            if code := int(torch.cuda.cudart().cudaHostRegister(block.ctypes.data, len(block), 0)):
+                raise InputError(
+                    f"CUDA cannot lock shared memory, in which clips come (cudaHostRegister: error {code}): free host"
+                    " memory, or use another driver or virtual machine"
+                )
+            self._pinned[number] = block.ctypes.data
         weakref.finalize(block, self._free.append, number)
         return number, block
 
@@ -115,14 +122,3 @@ class ClipMemory:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _pin(self, number: int, block: UInt8[np.ndarray, " bytes"]) -> None:
-        import torch
-
-        address = block.ctypes.data
-        if code := int(torch.cuda.cudart().cudaHostRegister(address, len(block), 0)):
-            raise InputError(
-                f"CUDA cannot lock shared memory, in which clips come (cudaHostRegister: error {code}): free host"
-                " memory, or use another driver or virtual machine"
-            )
-        self._pinned[number] = address

@@ -75,7 +75,7 @@ class DataConfig:
     cache_gib: float = option(50.0, above=0, free=True)
     """maximum size of the cache; removed shards that are still being read stay open, as much again at most"""
     download_timeout_s: float = option(60.0, above=0, free=True)
-    """object storage must deliver 1 MiB within this time; otherwise the request is repeated"""
+    """object storage must deliver 8 MiB within this time; otherwise the request is repeated"""
     max_bad_fraction: float = option(0.1, at_least=0, below=1, free=True)
     """stop when more than this fraction of the clips could not be decoded"""
     decode_timeout_s: float = option(60.0, above=0, free=True)
@@ -95,6 +95,13 @@ class DataConfig:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             if not fits or not all(0 < weight < math.inf for weight in self.weights):
                 raise InputError(f"data.weights is {self.weights}: must be one number above 0 for each of data.shards")
+
+    @property
+    def share_of_dali(self) -> float | Literal["auto"]:
+        """Of the suitable clips: data.dali_share, or what data.decoder says."""
+        if self.decoder == "pyav":
+            return 0.0
+        return float(self.decoder == "dali") if self.dali_share is None else self.dali_share
 
     @property
     def workers(self) -> int:

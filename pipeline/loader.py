@@ -11,7 +11,6 @@
 """
 
 import atexit
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -27,19 +26,17 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from common.devices import add_device_index, to_device
-from common.errors import InputError
 from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import GPU_PIPELINES, Dali, choose_policy, shorten
-from pipeline.decoding.dali_policy import BalancedShare
+from pipeline.decoding.dali import GPU_PIPELINES, Dali, adjust_share, choose_policy, shorten
 from pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
-from pipeline.decoding.joining import EncodedVideo
+from pipeline.decoding.joining import EncodedVideo, is_in_share
 from pipeline.planning.plan import ClipPlan
 from pipeline.quarantine import Quarantine
 from pipeline.shards.dataset import ShardDataset
 from pipeline.upload import upload
-from pipeline.worker_pool import WorkerDeath, WorkerPool
+from pipeline.worker_pool import WorkerPool
 
 COUNTERS = (
     *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
@@ -72,8 +69,6 @@ class PendingBatch:
     block: UInt8[np.ndarray, " bytes"]  # of shared memory
     results: dict[int, ChunkResult] = field(default_factory=dict)  # by their first clip
     num_dali_clips: int = 0  # of chunks that may leave videos to DALI
-    is_fed: bool = False  # whether DALI has its part
-    is_refused: bool = False  # whether DALI did not take it ahead of its turn
     clips: UInt8[Tensor, "B T H W C"] | None = None  # on the device, perhaps still in flight
     uploaded: torch.cuda.Event | None = None
 
@@ -102,9 +97,11 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     """Reads and decodes the clips of a plan in the background; a context manager."""
 
     def __init__(
-        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None
-    ) -> None:
+        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None,
+        upload_planes: bool | None = None,
+    ) -> None:  # fmt: skip
         """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
+        upload_planes: whether the device makes clips of decoded planes; None: if it is a GPU.
 
         Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device, or if no sample
         has one of data.fields.
@@ -112,21 +109,23 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         dataset.require_fields(config.fields)
         self._device = device = add_device_index(device)
         self._dataset, self._plan, self.config = dataset, plan, config
-        self._policy = choose_policy(dataset, device, config)
+        policy = choose_policy(dataset, device, config)
         on_gpu = device.type == "cuda"
         self._upload_stream = torch.cuda.Stream(device) if on_gpu else None
-        self._upload_planes = on_gpu  # rather than clips
-        self._memory: ClipMemory | None = None
-        self._pool: WorkerPool | None = None
+        self._upload_planes = on_gpu if upload_planes is None else upload_planes
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         num_pipelines = config.dali_pipelines or (GPU_PIPELINES if on_gpu else config.workers)
         self._dali = Dali(device, plan, num_pipelines, config.decode_timeout_s)
-        self._use_dali, self._dali_failures = bool(self._policy.codecs), 0
-        self._balance = BalancedShare() if config.dali_share == "auto" else None
+        self._use_dali, self._dali_failures = bool(policy.codecs), 0
+        self._share = 0.0 if config.share_of_dali == "auto" else 1.0  # of the chunks, which may leave videos to DALI
         self._numbers: Iterator[int] = count()  # of batches
         self._pending: deque[PendingBatch] = deque()
         self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []  # blocks that are being copied
         self._counts: Counter[str] = Counter()
+        self._layout = BlockLayout.choose(dataset, plan, self._upload_planes)
+        self._memory = ClipMemory(self._layout)
+        setup = WorkerSetup(dataset, plan, config, policy, self._layout, self._upload_planes)
+        self._pool = WorkerPool(setup, self._memory.fileno(), self._counts)
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # DALI must not be at work when the interpreter exits
@@ -138,9 +137,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         """End all workers."""
         atexit.unregister(self.close)
         self._end_workers()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self._memory.close()
         self._dali.close()
 
     @property
@@ -161,74 +158,55 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
         Raise InputError if too many videos cannot be decoded.
         """
-        pool, memory = self._start(first)
-        self._top_up(pool, memory)
+        if self._pending:  # workers are at work for an earlier iterator
+            self._end_workers()
+        self._dali.reset()
+        self._pool.start()
+        self._numbers = count(first)
+        self._top_up()
         while self._pending:
             started = time.perf_counter()
-            self._collect(pool, wait=False)
+            self._collect(wait=False)
             self._counts["batches_ready"] += sum(batch.is_loaded for batch in self._pending)
-            batch = self._make_batch(self._finish_first(pool, memory.layout))
-            self._top_up(pool, memory)
-            self._prepare_next(pool, memory.layout)
+            batch = self._make_batch(self._finish_first())
+            self._top_up()
+            self._prepare_next()
             self._counts.update(wait_seconds=time.perf_counter() - started)  # type: ignore[call-overload]
             yield batch
             del batch  # or its block would stay in use one batch longer
 
-    def _start(self, first: int) -> tuple[WorkerPool, ClipMemory]:
-        """Begin with batch number `first`. Workers that are at work for an earlier iterator are replaced."""
-        if self._pending:
-            self._end_workers()
-        self._dali.reset()
-        self._numbers = count(first)
-        if self._memory is None:
-            layout = BlockLayout.choose(self._dataset, self._plan, self._upload_planes)
-            self._memory = ClipMemory(layout)
-        if self._pool is None:
-            setup = WorkerSetup(
-                self._dataset, self._plan, self.config, self._policy, self._memory.layout, self._upload_planes,
-                ends_with_thread=threading.current_thread() is threading.main_thread(),
-            )  # fmt: skip
-            self._pool = WorkerPool(setup, self.config.workers, self._memory.fileno(), self.config.decode_timeout_s)
-        return self._pool, self._memory
-
     def _end_workers(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        self._pool.close()
         self._pending.clear()
         if self._upload_stream is not None:
             self._upload_stream.synchronize()
         self._in_upload.clear()
 
-    def _top_up(self, pool: WorkerPool, memory: ClipMemory) -> None:
+    def _top_up(self) -> None:
         """Keep `data.prefetch` batches in the making, fewer if they are large."""
-        most = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // memory.layout.block_bytes)
+        most = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes)
         while len(self._pending) < max(1, most):
             number = next(self._numbers)
             if not (num_clips := len(self._plan.positions(number))):
                 return
-            batch = PendingBatch(number, num_clips, *memory.acquire(pin=self._upload_stream is not None))
+            batch = PendingBatch(number, num_clips, *self._memory.acquire(pin=self._upload_stream is not None))
             self._pending.append(batch)
             chunks = list(self._cut_chunks(batch))
             batch.num_dali_clips = sum(chunk.num_clips for chunk in chunks if chunk.use_dali)
-            pool.send(sorted(chunks, key=lambda chunk: not chunk.use_dali))  # DALI's, which are only read, first
+            self._pool.send(sorted(chunks, key=lambda chunk: not chunk.use_dali))  # DALI's, which are only read, first
 
     def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
         """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
-        crops = self._plan.crops_per_decode
-        num_videos = batch.num_clips // crops * self.config.prefetch // (2 * self.config.workers)
+        crops, most = self._plan.crops_per_decode, self._plan.batch_size
+        num_videos = most // crops * self.config.prefetch // (2 * self.config.workers)
         size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
-        for first in range(0, batch.num_clips, size):
-            num_clips = min(size, batch.num_clips - first)
-            use_dali = self._use_dali and (self._balance is None or self._balance.takes_chunk())
-            yield Chunk(batch.number, first, num_clips, batch.block_number, use_dali=use_dali)
+        for number, first in enumerate(range(0, batch.num_clips, size), batch.number * -(-most // size)):
+            use_dali = self._use_dali and is_in_share(self._share, number)
+            yield Chunk(batch.number, first, min(size, batch.num_clips - first), batch.block_number, use_dali)
 
-    def _collect(self, pool: WorkerPool, wait: bool) -> None:
+    def _collect(self, wait: bool) -> None:
         """Take what workers have made; `wait`: until there is something."""
-        for result in pool.collect(wait):
-            if isinstance(result, WorkerDeath):
-                self._replace_video(pool, result)
-                continue
+        for result in self._pool.collect(wait):
             (batch,) = [batch for batch in self._pending if batch.number == result.chunk.batch]
             batch.results[result.chunk.first] = result
             self._counts.update(result.counts)
@@ -236,71 +214,49 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                 self._counts["bad_clips"] += fault.num_clips
                 self._quarantine.add(*fault)
 
-    def _replace_video(self, pool: WorkerPool, death: WorkerDeath) -> None:
-        """Have a video at which workers die replaced as the plan says."""
-        chunk = death.chunk
-        planned = self._plan.row(self._plan.positions(chunk.batch)[chunk.first])
-        row = self._plan.replacement(planned, chunk.attempt) if chunk.attempt else planned
-        assert row is not None
-        if self._plan.replacement(planned, chunk.attempt + 1) is None:
-            raise InputError(f"{self._dataset.where(row.sample)} cannot be decoded: {death.reason}")
-        self._counts.update(timeouts=death.timed_out, bad_clips=chunk.num_clips)
-        self._quarantine.add(row.sample, death.reason, chunk.num_clips)
-        pool.send([chunk._replace(attempt=chunk.attempt + 1, is_suspect=False)], first=True)
-
-    def _finish_first(self, pool: WorkerPool, layout: BlockLayout) -> PendingBatch:
+    def _finish_first(self) -> PendingBatch:
         """Wait for the first batch, and put it on the device."""
         batch, started = self._pending[0], time.perf_counter()
-        self._wait_until_loaded(pool, batch)
+        self._wait_until_loaded(batch)
         loaded = time.perf_counter()
-        if batch.encoded and self._use_dali:
-            try:
-                self._feed_dali(batch)
-                self._decode_with_dali(batch, layout)
-            except (RuntimeError, TimeoutError) as error:
-                self._recover_from_dali(pool, batch, error)
-        elif batch.encoded:  # DALI was given up meanwhile
-            self._redo_with_pyav(pool, batch)
-        if self._balance and self._counts["clips"]:  # the first batch waits for workers to start
-            self._balance.adjust(loaded - started, time.perf_counter() - loaded)
-        self._upload(batch, layout)
-        self._quarantine.delivered(batch.num_clips)
+        if batch.encoded and not (self._use_dali and self._decode_with_dali(batch)):
+            self._redo_with_pyav(batch)
+        if self.config.share_of_dali == "auto" and self._counts["clips"]:  # the first batch waits for workers to start
+            self._share = adjust_share(self._share, loaded - started, time.perf_counter() - loaded)
+        self._upload(batch)
+        self._quarantine.clips += batch.num_clips
         return self._pending.popleft()
 
-    def _wait_until_loaded(self, pool: WorkerPool, batch: PendingBatch) -> None:
+    def _wait_until_loaded(self, batch: PendingBatch) -> None:
         while not batch.is_loaded:
-            self._collect(pool, wait=True)
+            self._collect(wait=True)
             self._feed_ahead()
 
-    def _prepare_next(self, pool: WorkerPool, layout: BlockLayout) -> None:
+    def _prepare_next(self) -> None:
         """Start the upload of the next batch, and feed DALI, so that both happen during the training step."""
-        self._collect(pool, wait=False)
+        self._collect(wait=False)
         self._feed_ahead()
         if self._pending and self._pending[0].is_loaded and not self._pending[0].encoded:
-            self._upload(self._pending[0], layout)
+            self._upload(self._pending[0])
 
     def _feed_ahead(self) -> None:
         """Feed DALI with what has been read, in order."""
         for batch in self._pending:
-            if not (self._use_dali and batch.is_read) or batch.is_refused:
+            if not (self._use_dali and batch.is_read):
                 return
-            try:
-                self._feed_dali(batch)
-            except RuntimeError:  # most likely of an earlier batch; it comes up again at its turn
-                self._reset_dali()
-                batch.is_refused = True
-                return
+            if batch.encoded:
+                self._dali.feed(batch.number, batch.encoded, batch.block)
 
-    def _upload(self, batch: PendingBatch, layout: BlockLayout) -> None:
+    def _upload(self, batch: PendingBatch) -> None:
         """Queue a batch's way to the device, once; on a CPU, clips stay where they are."""
         if batch.clips is not None:
             return
         if not self._upload_planes:
-            clips = torch.from_numpy(batch.block[: batch.num_clips * layout.clip_bytes])
-            batch.clips = clips.view(batch.num_clips, *layout.clip_shape)
+            clips = torch.from_numpy(batch.block[: batch.num_clips * self._layout.clip_bytes])
+            batch.clips = clips.view(batch.num_clips, *self._layout.clip_shape)
             return
         with torch.cuda.stream(self._upload_stream):
-            batch.clips = upload(batch.block, layout, batch.chunks, self._device)
+            batch.clips = upload(batch.block, self._layout, batch.chunks, self._device)
         if self._upload_stream is not None:
             batch.uploaded = self._upload_stream.record_event()
             self._in_upload = [(event, block) for event, block in self._in_upload if not event.query()]
@@ -315,51 +271,40 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             batch.clips.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
         return batch.clips
 
-    def _feed_dali(self, batch: PendingBatch) -> None:
-        """Give DALI its videos of a batch, once. Raise RuntimeError if it refuses them."""
-        if batch.encoded and not batch.is_fed:
-            self._dali.feed(batch.encoded, batch.block)
-            batch.is_fed = True
-
-    def _decode_with_dali(self, batch: PendingBatch, layout: BlockLayout) -> None:
-        """Put a batch on the device with what DALI decodes of it.
-
-        Raise RuntimeError if a video cannot be decoded, TimeoutError if DALI hangs.
-        """
-        decoded = self._dali.take()
-        self._upload(batch, layout)  # once: had DALI failed, workers would have written to the block again
+    def _decode_with_dali(self, batch: PendingBatch) -> bool:
+        """Put a batch on the device with what DALI decodes of it; return whether DALI could."""
+        try:
+            self._dali.feed(batch.number, batch.encoded, batch.block)
+            decoded = self._dali.take(batch.number)
+        except (RuntimeError, TimeoutError) as error:
+            self._dali.reset()  # what is in flight is fed again, to new graphs
+            hung, self._dali_failures = isinstance(error, TimeoutError), self._dali_failures + 1
+            self._counts.update(timeouts=hung)
+            if hung or self._dali_failures >= MAX_DALI_FAILURES:  # what hangs keeps its memory
+                self._use_dali = False
+                log_note(
+                    f"DALI has failed {'' if hung else 'repeatedly, most recently '}with '{shorten(error)}': PyAV"
+                    f" decodes everything from now on, in {self.config.workers} processes"
+                )
+            return False
+        self._upload(batch)  # once: had DALI failed, workers would have written to the block again
         self._dali.copy_clips(decoded, self._await_upload(batch))
         num_decoded = sum(video.num_frames for video in batch.encoded.values())  # a few less behind the last clip
         self._counts.update(dali_clips=len(decoded), frames_decoded=num_decoded)
         self._dali_failures = 0
+        return True
 
-    def _recover_from_dali(self, pool: WorkerPool, batch: PendingBatch, error: Exception) -> None:
-        """Have workers decode DALI's part of a failed batch; they find and replace a corrupt video: DALI names none."""
-        self._reset_dali()
-        num_bad, hung = self._counts["bad_clips"], isinstance(error, TimeoutError)
-        self._counts.update(fallback_clips=sum(len(video.rows) for video in batch.encoded.values()), timeouts=hung)
-        self._redo_with_pyav(pool, batch)
-        self._dali_failures = 0 if self._counts["bad_clips"] > num_bad else self._dali_failures + 1
-        if hung or self._dali_failures >= MAX_DALI_FAILURES:  # what hangs keeps its memory
-            self._use_dali = False
-            log_note(
-                f"DALI has failed {'' if hung else 'repeatedly, most recently '}with '{shorten(error)}': PyAV decodes"
-                f" everything from now on, in {self.config.workers} processes"
-            )
-
-    def _redo_with_pyav(self, pool: WorkerPool, batch: PendingBatch) -> None:
+    def _redo_with_pyav(self, batch: PendingBatch) -> None:
+        """Have workers decode DALI's part of a batch; they find and replace a corrupt video: DALI names none."""
+        num_bad = self._counts["bad_clips"]
+        self._counts.update(fallback_clips=sum(len(video.rows) for video in batch.encoded.values()))
         chunks = [result.chunk for result in batch.chunks if result.encoded]
         for chunk in chunks:
             del batch.results[chunk.first]
-        batch.clips = batch.uploaded = None
-        pool.send([chunk._replace(use_dali=False) for chunk in chunks], first=True)
-        self._wait_until_loaded(pool, batch)
-
-    def _reset_dali(self) -> None:
-        """After an error: what is in flight is fed again, to a new graph."""
-        self._dali.reset()
-        for batch in self._pending:
-            batch.is_fed = False
+        self._pool.send([chunk._replace(use_dali=False) for chunk in chunks], first=True)
+        self._wait_until_loaded(batch)
+        if self._counts["bad_clips"] > num_bad:  # then it was not DALI's fault
+            self._dali_failures = 0
 
     def _make_batch(self, batch: PendingBatch) -> Batch:
         clips = self._await_upload(batch)

@@ -8,7 +8,6 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from kernels.clip_tables import view_tables
-from kernels.decoded_clips import DecodedClips
 from pipeline.clip_memory import BlockLayout
 from pipeline.decoding.decode_worker import ChunkResult
 
@@ -42,7 +41,10 @@ def upload(
     if len(images) + len(dali) == len(clips):
         made = torch.empty(len(clips), *layout.clip_shape, dtype=torch.uint8, device=device)
     else:
-        from kernels.crop_resize import crop_resize  # takes 2 s, for parts of PyTorch's compiler; not all need it
+        from kernels.crop_resize import (  # takes 2 s, for parts of PyTorch's compiler; not all need it
+            DecodedClips,
+            crop_resize,
+        )
 
         for index in {*images, *dali}:  # show the first pixel of the memory instead
             for table, value in zip(tables, (0, 1, (0, 0, 1, 1), False, 0, 0), strict=True):

@@ -6,14 +6,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 from common.errors import InputError
 from pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup, worker_main
@@ -26,14 +26,6 @@ MAX_STARTS = 3  # of one worker in a row that end before it is ready
 START_TIMEOUT_S = 60.0  # until it is: half a second, but for busy disks
 
 
-class WorkerDeath(NamedTuple):
-    """A video at which two workers have died, the second of which made nothing else."""
-
-    chunk: Chunk
-    reason: str
-    timed_out: bool
-
-
 @dataclass
 class Worker:
     setup: WorkerSetup
@@ -44,55 +36,63 @@ class Worker:
     num_starts: int = 1  # since one was ready
     silent_s: float = 0.0  # time that was spent waiting since its last sign of life, or its first chunk
 
+    def send(self, message: WorkerSetup | Chunk) -> None:
+        with suppress(OSError):  # it has ended, which `collect` finds
+            self.connection.send(message)
+
 
 class WorkerPool:
-    def __init__(self, setup: WorkerSetup, num_workers: int, memory_file: int, timeout: float) -> None:
-        """memory_file: where clips go; timeout: seconds of silence after which a worker counts as hung."""
-        self._memory_file, self._timeout, self._crops = memory_file, timeout, setup.plan.crops_per_decode
+    def __init__(self, setup: WorkerSetup, memory_file: int, counts: Counter[str]) -> None:
+        """memory_file: where clips go; counts: get `timeouts`, workers that were silent for data.decode_timeout_s."""
+        self._setup, self._memory_file, self._counts = setup, memory_file, counts
+        self._timeout = setup.config.decode_timeout_s
         self._waiting: deque[Chunk] = deque()  # to be sent
-        self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
-        for number in range(num_workers):
-            self._start(setup._replace(number=number, num_workers=num_workers))
+
+    def start(self) -> None:
+        """Start the workers, unless they are at work."""
+        if self._workers:
+            return
+        self._selector = selectors.DefaultSelector()
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in range(self._setup.config.workers):
+            self._start(self._setup._replace(number=number, ends_with_thread=is_main))
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
         for worker in self._workers:
             end_worker(worker, self._selector)
+        if self._workers:
+            self._selector.close()
         self._workers.clear()
-        self._selector.close()
+        self._waiting.clear()
 
     def send(self, chunks: Iterable[Chunk], first: bool = False) -> None:
         """Have chunks made, after those that were sent before, or first of all."""
-        if first:
-            self._waiting.extendleft(reversed(list(chunks)))
-        else:
-            self._waiting.extend(chunks)
+        self._waiting = deque([*chunks, *self._waiting] if first else [*self._waiting, *chunks])
         self._dispatch()
 
-    def collect(self, wait: bool) -> list[ChunkResult | WorkerDeath]:
+    def collect(self, wait: bool) -> list[ChunkResult]:
         """Return what has come since the last call; `wait`: until there is something.
 
         Raise what a worker has raised, InputError if workers cannot be started.
         """
-        found: list[ChunkResult | WorkerDeath] = []
+        found: list[ChunkResult] = []
         while True:
             self._dispatch()
             started = time.monotonic()
-            events = self._selector.select(self._find_timeout() if wait and not found else 0)
+            timeout = max(0.0, min(map(self._remaining_s, self._workers)))
+            events = self._selector.select(timeout if wait and not found else 0)
             waited = time.monotonic() - started
             for worker in self._workers:
                 worker.silent_s += waited  # answers may have waited for us: only this is its own time
             for key, _ in events:
-                self._receive(key.data, found)
+                found += self._receive(key.data)
             for worker in [worker for worker in self._workers if self._remaining_s(worker) <= 0]:
-                reason = f"reading and decoding took more than {self._timeout:g} s"
-                self._replace(worker, reason, timed_out=True, found=found)
+                self._counts["timeouts"] += 1
+                self._replace(worker, f"reading and decoding took more than {self._timeout:g} s")
             if not events and (found or not wait):
                 return found
-
-    def _find_timeout(self) -> float:
-        return max(0.0, min(map(self._remaining_s, self._workers)))
 
     def _remaining_s(self, worker: Worker) -> float:
         """Return for how many more seconds a worker may be silent."""
@@ -106,31 +106,27 @@ class WorkerPool:
             worker = min(self._workers, key=lambda worker: len(worker.chunks))
             if len(worker.chunks) >= MAX_SENT:
                 return
-            self._send(worker, self._waiting.popleft())
+            if not worker.chunks:
+                worker.silent_s = 0.0
+            worker.chunks.append(self._waiting.popleft())
+            worker.send(worker.chunks[-1])
 
-    def _send(self, worker: Worker, chunk: Chunk) -> None:
-        if not worker.chunks:
-            worker.silent_s = 0.0
-        worker.chunks.append(chunk)
-        with suppress(OSError):  # it has ended, which `collect` finds
-            worker.connection.send(chunk)
-
-    def _receive(self, worker: Worker, found: list[ChunkResult | WorkerDeath]) -> None:
+    def _receive(self, worker: Worker) -> Iterator[ChunkResult]:
         try:
             reply = worker.connection.recv()
         except (OSError, EOFError):
-            self._replace(worker, f"the process that decoded it {describe_end(worker.process)}", False, found)
+            self._replace(worker, f"the process that decoded it {describe_end(worker.process)}")
             return
         worker.silent_s = 0.0
         if isinstance(reply, Exception):
             raise reply
         if isinstance(reply, ChunkResult):
             worker.chunks.popleft()
-            found.append(reply)
+            yield reply
         else:  # a sign of life
             worker.is_ready, worker.num_starts = True, 0
 
-    def _replace(self, worker: Worker, reason: str, timed_out: bool, found: list[ChunkResult | WorkerDeath]) -> None:
+    def _replace(self, worker: Worker, reason: str) -> None:
         """Start another worker for one that died or hung, and send its chunks again, the first one video by video.
 
         A video is at fault only if workers have died over it twice, the second time over nothing else. The new worker
@@ -139,13 +135,13 @@ class WorkerPool:
         end_worker(worker, self._selector)  # before a chunk is sent again: it must not write any more
         self._workers.remove(worker)
         if worker.is_ready and worker.chunks:
-            suspect = worker.chunks.popleft()
-            if suspect.is_suspect:
-                found.append(WorkerDeath(suspect, reason, timed_out))
+            chunk, crops = worker.chunks.popleft(), worker.setup.plan.crops_per_decode
+            if chunk.is_suspect:
+                again = [chunk._replace(deaths=(*chunk.deaths, reason), is_suspect=False)]
             else:
-                firsts = range(suspect.first, suspect.first + suspect.num_clips, self._crops)
-                alone = [suspect._replace(first=first, num_clips=self._crops, is_suspect=True) for first in firsts]
-                worker.chunks.extendleft(reversed(alone))
+                firsts = range(chunk.first, chunk.first + chunk.num_clips, crops)
+                again = [chunk._replace(first=first, num_clips=crops, is_suspect=True) for first in firsts]
+            worker.chunks.extendleft(reversed(again))
         elif worker.num_starts >= MAX_STARTS:
             raise InputError(
                 f"a decode worker {describe_end(worker.process)} before it was ready, {MAX_STARTS} times: if memory is"
@@ -164,13 +160,12 @@ class WorkerPool:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         worker_end.close()
-        worker = Worker(setup, process, parent_end, num_starts=num_starts)
+        worker = Worker(setup, process, parent_end, deque(chunks), num_starts=num_starts)
         self._workers.append(worker)
-        with suppress(OSError):  # it has ended, which `collect` finds
-            parent_end.send(setup)
-        for chunk in chunks:
-            self._send(worker, chunk)
         self._selector.register(parent_end, selectors.EVENT_READ, worker)
+        worker.send(setup)
+        for chunk in worker.chunks:
+            worker.send(chunk)
 
 
 def end_worker(worker: Worker, selector: selectors.BaseSelector) -> None:

@@ -25,20 +25,19 @@ from pipeline.shards.format import (
     PLAN_FILE,
     REJECTED_FILE,
     DatasetInfo,
-    Sample,
     ShardInfo,
     is_described,
     read_dataset_info,
     read_samples,
 )
 from shard_tools.inputs import Inputs, assign_class_ids
-from shard_tools.output import LocalOutput
-from shard_tools.plan import FINISHED, STAGED, Plan, make_key, save_plan, shard_number, split_long_videos
+from shard_tools.inputs.item import split_name
+from shard_tools.plan import Plan, make_key, save_plan, shard_number, split_videos
 from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
 from shard_tools.workers import Failed
-from shard_tools.write import ChangedError, publish_tables, write_shard
+from shard_tools.write import publish_tables, write_shard
 
 CHANGED = "it was changed while it was read"
 
@@ -49,13 +48,12 @@ class Build:
     Where several samples are cut out of a video, they go into any shards: the part that ends last writes all of them.
     """
 
-    def __init__(self, output: LocalOutput, settings: Settings, part: tuple[int, int] = (0, 1)):
-        self.output, self.settings = output, settings
+    def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
+        self.folder, self.settings = folder, settings
         self.part, self.num_parts = part
-        self.folder = output.folder
-        self.plan_file = self.folder / PLAN_FILE
+        self.plan_file = folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
-        self.done = read_if_described(self.folder)
+        self.done = read_if_described(folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -75,12 +73,12 @@ class Build:
             finally:
                 path.unlink()
 
-    def plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> Plan | None:
+    def plan(self, inputs: Inputs, classes: list[str]) -> Plan | None:
         """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
-                self._save_plan(inputs, classes, retry_rejects)
+                self._save_plan(inputs, classes)
             if not self.plan_file.exists():
                 return None
             plan = Plan(self.plan_file)
@@ -92,25 +90,22 @@ class Build:
         names = [name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)]
         if names:
             different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
-            where = self.output.locate()
-            raise InputError(f"{where} was made with other settings ({different}): give another output folder")
+            raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
 
-    def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> None:
+    def _save_plan(self, inputs: Inputs, classes: list[str]) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
         if self.done:
             self._require_same_settings(self.done.encode)
-        where = self.output.locate()
         known = self.done.classes if self.done else []
         if classes and classes[: len(known)] != known:
-            raise InputError(f"the label map does not start with the classes of {where}: their ids would change")
+            raise InputError(f"the label map does not start with the classes of {self.folder}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
-        stored = (
-            (it.source, it.segment, None if it.labels is None else tuple(known[id] for id in it.labels), it.source_size)
-            for it in self._stored()
-        )
-        inputs.compare(stored, () if retry_rejects else read_rejects(self.folder))
+        rejects = set(read_rejects(self.folder))
+        if self.settings.clip_seconds:  # pieces stand for their video
+            rejects |= {split_name(name)[0] for name in rejects}
+        inputs.compare(self._list_stored(known), rejects)
         if change := inputs.find_change():  # it would not be stored again
-            raise InputError(f"{where} holds {change}: give another output folder")
+            raise InputError(f"{self.folder} holds {change}: give another output folder")
         if self.settings.encode == COPY and inputs.has_segments:
             raise InputError(
                 "--encode copy keeps whole videos, and the input asks for segments: choose another --encode"
@@ -118,20 +113,23 @@ class Build:
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
-        items = split_long_videos(inputs.new(), self.settings.clip_seconds)
+        items = split_videos(inputs.new(), self.settings)
         number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
-        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), retry_rejects, number)
+        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
 
-    def _stored(self) -> Iterator[Sample]:
-        """Yield all samples that the dataset holds. Raise InputError if a shard of it is gone."""
+    def _list_stored(self, classes: list[str]) -> Iterator[tuple[str, str, tuple[str, ...] | None, int]]:
+        """Yield source, segment, labels and bytes of what the dataset holds. Raise InputError if a shard is gone."""
         for shard in self._shards():
-            if self.output.file_size(shard.name) != shard.num_bytes:
-                where = self.output.locate(shard.name)
-                raise InputError(f"{where} is missing or incomplete: restore it, or give another output folder")
-            yield from read_samples(self.folder, shard)
+            path = self.folder / shard.name
+            if not path.is_file() or path.stat().st_size != shard.num_bytes:
+                raise InputError(f"{path} is missing or incomplete: restore it, or give another output folder")
+            for sample in read_samples(self.folder, shard):
+                labels = None if sample.labels is None else tuple(classes[label] for label in sample.labels)
+                for segment in {sample.segment, "" if self.settings.clip_seconds else sample.segment}:
+                    yield sample.source, segment, labels, sample.source_size
 
     def run(
         self, plan: Plan, inputs: Inputs, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
@@ -139,11 +137,7 @@ class Build:
         """Process this part's videos, and write each shard as soon as it can be; yield what became of each entry. Raise
         OSError when the disk fails."""
         left = dict(plan.shards)  # entries without an outcome
-        jobs = (
-            Job(video[0].source, inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
-            for video in self.list_pending(plan)
-        )
-        for job, result in run_jobs(jobs):
+        for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
                 raise result
             for stem, entry in job.entries.items():
@@ -151,12 +145,18 @@ class Build:
                 if outcome is None:
                     assert isinstance(result, Failed)  # else the worker has left one for each entry
                     reason = f"{result.reason}: raise --timeout" if result.timed_out else result.reason
-                    outcome = Outcome(entry, [], reason)
+                    outcome = Outcome(entry, reason=reason)
                     outcome.save(stem)
                 yield outcome
                 left[entry.shard] -= 1
                 if not left[entry.shard]:  # else the rest is another part's
                     self._finish_shard(plan, entry.shard)
+
+    def _make_jobs(self, plan: Plan, inputs: Inputs) -> Iterator[Job]:
+        for video in self.list_pending(plan):
+            for entry in video:
+                self._folder_of(entry.shard).mkdir(parents=True, exist_ok=True)
+            yield Job(inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
 
     def _missing(self, plan: Plan) -> set[str]:
         """Return the shards that are not whole yet."""
@@ -176,34 +176,25 @@ class Build:
 
     def _folder_of(self, shard: str) -> Path:
         """Return where its staged results lie: looking one up takes as long as its folder is full."""
-        return self.work_folder / STAGED / shard.removesuffix(".tar")
+        return self.work_folder / "items" / shard.removesuffix(".tar")
 
     def _stem(self, entry: Entry) -> Path:
-        key = make_key(entry.source, entry.segment)
-        if self.settings.clip_seconds and not entry.segment:
-            key += f"-{entry.piece:04d}"
-        return self._folder_of(entry.shard) / key
+        return self._folder_of(entry.shard) / make_key(entry.source, entry.segment)
 
     def _marker(self, shard: str) -> Path:
-        return self.work_folder / FINISHED / f"{shard}.json"
+        return self.work_folder / "shards" / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
         found = [read_outcome(path.with_suffix("")) for path in self._folder_of(shard).glob("*.json")]
         outcomes = sorted(filter(None, found), key=lambda outcome: outcome.entry.position)
         if len(outcomes) != plan.shards[shard]:
             raise InputError(f"{self.folder} is not complete yet: run the same command again")
-        info = None
-        while samples := [sample for outcome in outcomes for sample in outcome.samples]:
-            try:
-                info = write_shard(self.folder, shard, samples)
-                break
-            except ChangedError as error:  # a copied video is read again here
-                changed = str(error)
-                outcomes = [Outcome(it.entry, [], CHANGED) if it.entry.source == changed else it for it in outcomes]
+        outcomes = [it if it.is_intact() else Outcome(it.entry, reason=CHANGED) for it in outcomes]
+        samples = [(outcome.sample, Path(outcome.video)) for outcome in outcomes if outcome.sample]
+        info = write_shard(self.folder, shard, samples) if samples else None
         rejected = {outcome.entry.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
+        self._marker(shard).parent.mkdir(exist_ok=True)
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
-        if info is not None:
-            self.output.add_shard(info)
         shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
@@ -227,7 +218,7 @@ class Build:
         # A run that was killed right after publishing may have put some in already.
         shards = [shard for shard in self._shards() if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
-        rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
+        rejected = read_rejects(self.folder) | plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
         if shards:
@@ -237,7 +228,6 @@ class Build:
             write_card(self.folder, self.done)
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
         write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
-        self.output.publish(self.done if shards else None)
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
         self.plan_file.unlink()
@@ -258,7 +248,8 @@ def list_sources(folder: Path) -> Iterator[str]:
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Read reasons by source from `rejected.jsonl`; empty if there is none. Raise InputError if it is damaged."""
+    """Read reasons by source from `rejected.jsonl`, without which all are tried again. Raise InputError if it is
+    damaged."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}

@@ -25,9 +25,16 @@ from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
 from shard_tools.build import Build, list_sources, read_rejects
-from shard_tools.inputs import Inputs, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import (
+    Inputs,
+    LabelMap,
+    ListOptions,
+    Skipped,
+    assign_class_ids,
+    read_inputs,
+    read_label_map,
+)
 from shard_tools.inputs.folders import GROUPS
-from shard_tools.output import LocalOutput, RemoteOutput
 from shard_tools.probe import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.splits import parse_group_by, warn_of_shared
@@ -35,6 +42,7 @@ from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import process_job
 from shard_tools.workers import ENGINES
 
+VALIDATION = "validation"  # the split that --hold-out makes beside "train"
 NUM_SHOWN = 10  # rejects that are printed
 MAX_TIMEOUT_S = 1e9  # of a timer
 
@@ -42,7 +50,7 @@ MAX_TIMEOUT_S = 1e9  # of a timer
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
-    parser.add_argument("output", help="folder of the dataset, or its URL in object storage (s3://, …)")
+    parser.add_argument("output", help="folder for the dataset")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
     what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
@@ -73,7 +81,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="hold out whole groups (recordings, persons): folder:2 (of each path), column:NAME, name:REGEX",
     )
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
-    what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
     how = parser.add_argument_group("how to store it")
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
     for option in fields(Settings):
@@ -85,7 +92,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
-    run.add_argument("--staging", type=Path, metavar="FOLDER", help="local folder before upload (default: your cache)")
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     return parser.parse_args(arguments)
 
@@ -120,30 +126,23 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     names = [name for name, _ in arguments.split]
     if len(set(names)) < len(names):
         raise InputError("--split names must differ")
-    inputs, place = arguments.input, arguments.output
+    inputs, output = arguments.input, arguments.output
     if arguments.hold_out is not None and (arguments.split or inputs == "-" or not 0 < arguments.hold_out < 1):
         raise InputError("--hold-out is a share between 0 and 1 of a folder or a list, without --split")
     if arguments.group_by and arguments.hold_out is None:
         raise InputError("--group-by says what --hold-out keeps together: give both")
-    is_folder = is_remote(inputs) or Path(inputs).is_dir()
     if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
         raise InputError("--label is for videos without labels: remove it, or --label-column and --unlabeled")
+    is_folder = is_remote(inputs) or Path(inputs).is_dir()
     if arguments.root and (arguments.split or is_folder):
         raise InputError("--root is for the paths of a list: remove it where INPUT is no list")
-    if place.startswith(("http://", "https://")):
-        raise InputError(f"{place} is read-only: give a folder, or a URL such as s3://bucket/name")
-    if is_remote(place):
-        if f"{place}/".startswith(f"{inputs.rstrip('/')}/"):
-            raise InputError(f"{place} lies inside the input {inputs}: give a URL outside of it")
-        if arguments.staging is None and (arguments.part[1] > 1 or arguments.engine == "ray"):
-            raise InputError("several nodes that create one dataset need a shared --staging folder")
-        return
-    if arguments.staging is not None:
-        raise InputError("--staging is for an OUTPUT that is a URL: remove it")
-    if Path(place).exists() and not Path(place).is_dir():
-        raise InputError(f"{place} is a file: give a folder for the shards")
-    if not is_remote(inputs) and is_folder and Path(place).resolve().is_relative_to(Path(inputs).resolve()):
-        raise InputError(f"{place} lies inside the input {inputs}: give a folder outside of it")
+    if is_remote(output):
+        copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
+        raise InputError(f"{output} is a URL: make the shards in a folder, then copy it with {copy}")
+    if Path(output).exists() and not Path(output).is_dir():
+        raise InputError(f"{output} is a file: give a folder for the shards")
+    if not is_remote(inputs) and is_folder and Path(output).resolve().is_relative_to(Path(inputs).resolve()):
+        raise InputError(f"{output} lies inside the input {inputs}: give a folder outside of it")
 
 
 def make_list_options(arguments: argparse.Namespace, root: str | None, split: str) -> ListOptions:
@@ -162,32 +161,60 @@ def make_list_options(arguments: argparse.Namespace, root: str | None, split: st
     )
 
 
+def read_splits(
+    arguments: argparse.Namespace, settings: Settings, label_map: LabelMap | None, skipped: dict[str, Skipped]
+) -> dict[str, Inputs]:
+    """Read the input of each split, say how it is understood, and what is wrong with it."""
+    group_of = parse_group_by(arguments.group_by) if arguments.group_by else None
+    is_held_out = {name: name == VALIDATION for name in skipped}
+    held_out = {  # where an earlier run has put a file
+        source: is_held_out[name]
+        for name in (skipped if arguments.hold_out else ())
+        for source in list_sources(Path(arguments.output, name))
+    }
+    root = arguments.input if arguments.split else arguments.root
+    lists, splits = dict(arguments.split), {}
+    for name in skipped:
+        where = lists.get(name, arguments.input)
+        options = make_list_options(arguments, root, name if arguments.split else "")
+        inputs = splits[name] = read_inputs(where, options, skipped[name])
+        if arguments.hold_out:
+            inputs.hold_out(arguments.hold_out, is_held_out[name], group_of, held_out)
+            if not len(inputs):
+                raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
+        if label_map and not arguments.unlabeled:
+            inputs.apply_label_map(label_map)
+        inputs.require_distinct_labels()
+        for note in (*inputs.notes, inputs.describe()):
+            log(note)
+        inputs.require_usable(arguments.max_rejects, where)
+        for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
+            log(note, sys.stderr)
+    return splits
+
+
 def make_dataset(
-    output: LocalOutput, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
+    folder: Path, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
     """Create, resume or extend one dataset; return the exit code."""
     part, num_parts = arguments.part
-    build = Build(output, choose_settings(arguments), (part - 1, num_parts))
-    retry_rejects = arguments.retry_rejects
-    with output, build.lock():
-        skipped.write(build.folder / SKIPPED_FILE)
+    build = Build(folder, choose_settings(arguments), (part - 1, num_parts))
+    run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
+    with build.lock():
+        skipped.write(folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
-        while plan := build.plan(inputs, classes, retry_rejects):
-            retry_rejects = retry_rejects and not plan.retries
-            total = sum(map(len, build.list_pending(plan)))
-            engine, num_workers, timeout = ENGINES[arguments.engine], arguments.workers, arguments.timeout
-            run_jobs = partial(engine, process_job, num_workers=num_workers, timeout=timeout)
-            with progress_bar(unit="sample", total=total) as bar:
+        while plan := build.plan(inputs, classes):
+            with progress_bar(unit="sample", total=sum(map(len, build.list_pending(plan)))) as bar:
                 totals = Counter(frames=0, rejected=0)
                 for outcome in build.run(plan, inputs, run_jobs):
-                    frames = sum(sample.num_frames for sample, _ in outcome.samples)
-                    totals.update(frames=frames, rejected=outcome.reason is not None)
+                    num_frames = outcome.sample.num_frames if outcome.sample else 0
+                    totals.update(frames=num_frames, rejected=outcome.reason is not None)
                     bar.set_postfix(totals, refresh=False)
                     bar.update()
             if (other := build.finish(plan)) is not None:
                 log(
                     f"part {part} of {num_parts} is done, part {other + 1} is not; the last part to finish completes"
-                    f" {printable(output.locate())}"
+                    f" {printable(folder)}"
                 )
                 return 0
             if build.done is None:
@@ -201,35 +228,27 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     for source, reason in list(rejects.items())[:NUM_SHOWN]:
         log(f"rejected {printable(source)}: {reason}", sys.stderr)
     if len(rejects) > NUM_SHOWN:
-        log(f"and {len(rejects) - NUM_SHOWN} more in {build.output.locate(REJECTED_FILE)}", sys.stderr)
+        log(f"and {len(rejects) - NUM_SHOWN} more in {build.folder / REJECTED_FILE}", sys.stderr)
     skipped.log()
     info = build.done
     if info is None:
-        raise InputError(f"none of {len(rejects)} videos can be used: see {build.output.locate(REJECTED_FILE)}")
-    report = info.report
-    equal = {"under several names": report.get("duplicates"), "with several labels": report.get("conflicts")}
-    for what, groups in equal.items():
+        raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
+    equal = {"under several names": "duplicates", "with several labels": "conflicts"}
+    for what, groups in ((what, info.report.get(name)) for what, name in equal.items()):
         if groups:
             names = ", ".join(map(printable, groups[0][:3]))
             found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
             log(f"{found} {what}; all were kept (the first: {names})", sys.stderr)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
-        f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.output.locate()}"
+        f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
     )
-    total = len(rejects) + report.get("num_sources", info.num_samples)  # of a long video, pieces are not counted
+    total = len(rejects) + info.num_samples
     if len(rejects) > max_rejects * total:
         share = f"{len(rejects)} of {total} videos rejected ({len(rejects) / total:.0%})"
         log(f"error: {share}, limit is {max_rejects:.0%}", sys.stderr)
         return 3
     return 0
-
-
-def open_output(arguments: argparse.Namespace, name: str) -> LocalOutput:
-    """Open the dataset of one split, or of all."""
-    if is_remote(arguments.output):
-        return RemoteOutput(f"{arguments.output.rstrip('/')}/{name}", arguments.staging)
-    return LocalOutput(Path(arguments.output) / name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -238,55 +257,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     require_consistent(parsed)
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
-    lists = dict(parsed.split) or {"": parsed.input}
-    if parsed.hold_out is not None:
-        lists = {"train": parsed.input, "validation": parsed.input}
-    group_of = parse_group_by(parsed.group_by) if parsed.group_by else None
-    root = parsed.input if parsed.split else parsed.root
-    skipped = {name: Skipped() for name in lists}
+    names = ["train", VALIDATION] if parsed.hold_out else [name for name, _ in parsed.split] or [""]
+    skipped = {name: Skipped() for name in names}
+    folders = {name: Path(parsed.output, name) for name in names}
     with explain_full_disk():
-        splits: dict[str, Inputs] = {}
-        outputs: dict[str, LocalOutput] = {name: open_output(parsed, name) for name in lists if not parsed.dry_run}
-        sides = {}  # on which an earlier run has put a file
-        if parsed.hold_out is not None:
-            sides = {source: name == "validation" for name, it in outputs.items() for source in list_sources(it.folder)}
-        for name, where in lists.items():
-            inputs = read_inputs(where, make_list_options(parsed, root, name if parsed.split else ""), skipped[name])
-            if parsed.hold_out is not None:
-                inputs.hold_out(parsed.hold_out, name == "validation", group_of, sides)
-                if not len(inputs):
-                    raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
-            if label_map and not parsed.unlabeled:
-                inputs.apply_label_map(label_map)
-            inputs.require_distinct_labels()
-            for note in (*inputs.notes, inputs.describe()):
-                log(note)
-            inputs.require_usable(parsed.max_rejects, where)
-            for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
-                log(note, sys.stderr)
-            splits[name] = inputs
-        for (name, one), (other_name, other) in combinations(splits.items(), 2):
-            if shared := one.list_shared(other):
-                log(
-                    f"WARNING: {len(shared)} videos are in both {name} and {other_name} (the first:"
-                    f" {printable(shared[0])}): evaluations will be optimistically biased",
-                    sys.stderr,
-                )
+        splits = read_splits(parsed, settings, label_map, skipped)
         if parsed.dry_run:
             for files in skipped.values():
                 files.log()
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
-            described = [output.folder for output in outputs.values() if is_described(output.folder)]
+            described = filter(is_described, folders.values())
             known = max((read_dataset_info(folder).classes for folder in described), key=len, default=[])
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        code = max(make_dataset(outputs[name], parsed, splits[name], classes, skipped[name]) for name in splits)
-    folders = {} if is_remote(parsed.output) else {name: output.folder for name, output in outputs.items()}
+        code = max(make_dataset(folders[name], parsed, splits[name], classes, skipped[name]) for name in names)
     for split, held_out in combinations(folders.items(), 2):
         if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
             warn_of_shared(*split, *held_out)
     if code == 0 and parsed.part[1] == 1:
-        log(f"next: python doctor.py {printable(outputs.get('train', next(iter(outputs.values()))).locate())}")
+        log(f"next: python doctor.py {printable(folders.get('train', folders[names[0]]))}")
     return code
 
 

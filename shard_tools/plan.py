@@ -1,4 +1,4 @@
-"""Which video goes into which shard: decided and written down before the first one is read, and never changed.
+"""Which sample goes into which shard: decided and written down before the first video is read, and never changed.
 
 A pure function of the sorted sources and the settings, so that shards have the same bytes with any number of workers
 and after any interruption. A video that turns out to be unusable leaves a gap and moves no other one.
@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, groupby, islice
-from operator import itemgetter
+from itertools import chain, groupby, islice, pairwise
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from shard_tools.inputs import Item
+from shard_tools.inputs import Item, Segment
 from shard_tools.inputs.item import join_name
 from shard_tools.probe import THREADS, probe_header
 from shard_tools.settings import Settings
@@ -27,7 +27,6 @@ from shard_tools.work import Entry
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 SHARD_NAME = "shard-{:06d}.tar"
-STAGED, FINISHED = "items", "shards"  # folders beside the plan, of results and of what is known of whole shards
 PROBED_AT_ONCE = 4096
 
 
@@ -42,7 +41,6 @@ class Plan:
             self.settings: dict[str, Any] = told["settings"]
             self.classes: list[str] = told["classes"]
             self.rejected: dict[str, str] = told["rejected"]  # sources that are known to be unusable, with the reason
-            self.retries: bool = told["retries"]  # whether it tries again what was rejected before
             self.shards: dict[str, int] = told["shards"]  # with the number of their entries
 
     @contextmanager
@@ -61,24 +59,15 @@ class Plan:
 
 
 def save_plan(
-    path: Path,
-    items: Iterable[tuple[Item, int, bool]],
-    settings: Settings,
-    classes: list[str],
-    rejected: dict[str, str],
-    retries: bool,
-    first_number: int,
+    path: Path, items: Iterable[Item], settings: Settings, classes: list[str], rejected: dict[str, str], first: int
 ) -> None:
-    """Plan items, each with Entry.piece and is_last, in shards from `first_number` on, and write it down, if there is
-    anything to do."""
-    shards, videos = assign_shards(items, settings, classes, first_number)
+    """Plan shards of the items, from number `first` on; write it down, if there is anything to do."""
+    shards, videos = assign_shards(items, settings, classes, first)
     if shards or rejected:
-        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-        lines = chain([told | {"shards": shards}], videos)
-        for folder in (STAGED, FINISHED):
-            (path.parent / folder).mkdir(parents=True, exist_ok=True)
+        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "shards": shards}
+        path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json.dumps(line) + "\n" for line in chain([told], videos))
 
 
 def shard_number(name: str) -> int:
@@ -87,51 +76,37 @@ def shard_number(name: str) -> int:
 
 
 def assign_shards(
-    items: Iterable[tuple[Item, int, bool]], settings: Settings, classes: list[str], first_number: int = 0
+    items: Iterable[Item], settings: Settings, classes: list[str], first: int = 0
 ) -> tuple[dict[str, int], Iterator[list[Entry]]]:
-    """Shuffle items and cut them into shards of equal count, or of about equal bytes; none is empty.
+    """Shuffle items and cut them into shards of equal count.
 
     Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
     """
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, size INTEGER, source BLOB, entry BLOB)")
-    table.insert("items", _list_rows(items, settings.seed, classes), 4)
-    ((count, num_bytes),) = table.run("SELECT count(*), coalesce(sum(size), 0) FROM items")
-    num_shards = min(settings.min_shards, count)
-    if settings.shard_mb:  # by the middle of the item's bytes: a shard errs by half an item at each end
-        num_shards = max(num_shards, round(num_bytes / (settings.shard_mb * 1e6)), 1)
-        number = "CAST((sum(size) OVER shuffled - size / 2.0) / :total * :num_shards AS INTEGER)"
-    else:
-        num_shards = max(num_shards, -(-count // settings.samples_per_shard))
-        number = "(row_number() OVER shuffled * :num_shards - 1) / :total"
+    ids = {name: number for number, name in enumerate(classes)}
+
+    def make_row(item: Item) -> tuple[bytes, str, str]:
+        labels = None if item.labels is None else [ids[label] for label in item.labels]
+        entry = Entry(item.source, str(item.segment or ""), labels, item.fields)
+        return shuffle_key(item.name, settings.seed), item.source, json.dumps(entry)
+
+    table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, entry BLOB)")
+    table.insert("items", map(make_row, items), 3)
+    ((count,),) = table.run("SELECT count(*) FROM items")
+    num_shards = math.ceil(count / settings.samples_per_shard)
     table.database.execute(
-        f"""CREATE TABLE entries AS SELECT *, dense_rank() OVER (ORDER BY number) - 1 + :first AS shard FROM (
-            SELECT source, entry, row_number() OVER shuffled AS position, {number} AS number
-            FROM items WINDOW shuffled AS (ORDER BY shuffle_key ROWS UNBOUNDED PRECEDING))""",
-        {"total": max(num_bytes if settings.shard_mb else count, 1), "num_shards": num_shards, "first": first_number},
+        """CREATE TABLE entries AS SELECT *, (position * :num_shards - 1) / :count + :first AS shard
+            FROM (SELECT source, entry, row_number() OVER (ORDER BY shuffle_key) AS position FROM items)""",
+        {"count": count, "num_shards": num_shards, "first": first},
     )
-    by_video = table.run("""SELECT source, shard, position, entry FROM entries
+    rows = table.run("""SELECT source, entry, shard, position FROM entries
         ORDER BY min(position) OVER (PARTITION BY source), position""")
-    videos = (
-        [
-            Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=at)
-            for _, shard, at, entry in video
-        ]
-        for _, video in groupby(by_video, itemgetter(0))
+    entries = (
+        Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=position)
+        for _, entry, shard, position in rows
     )
+    videos = (list(video) for _, video in groupby(entries, attrgetter("source")))
     counts = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY shard")
     return {SHARD_NAME.format(shard): num_entries for shard, num_entries in counts}, videos
-
-
-def _list_rows(items: Iterable[tuple[Item, int, bool]], seed: int, classes: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield shuffle key, bytes, source and entry of each item."""
-    ids = {name: number for number, name in enumerate(classes)}
-    for _, group in groupby(items, lambda item: item[0].source):
-        cuts = list(group)
-        for item, piece, is_last in cuts:
-            key = shuffle_key(f"{item.name}\0{piece}" if piece else item.name, seed)
-            labels = None if item.labels is None else [ids[label] for label in item.labels]
-            entry = Entry(item.source, str(item.segment or ""), labels, item.fields, piece, is_last)
-            yield key, item.size // len(cuts), item.source, json.dumps(entry)
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
@@ -146,18 +121,21 @@ def make_key(source: str, segment: str = "") -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-def split_long_videos(items: Iterable[Item], clip_seconds: float | None) -> Iterator[tuple[Item, int, bool]]:
-    """Yield every item with the number of its piece and whether it is the last: a long video once per piece that will
-    be made of it, going by its header."""
-    if clip_seconds is None:
-        yield from ((item, 0, True) for item in items)
+def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[Item]:
+    """Turn videos of which no segment is asked for into segments of clip_seconds by their headers; the last one, of a
+    half to one and a half of it, ends with the video."""
+    if (length := settings.clip_seconds) is None:
+        yield from items
         return
-    items = iter(items)
 
-    def count_pieces(item: Item) -> int:
-        return 1 if item.segment else max(1, math.ceil(probe_header(item.location).seconds / clip_seconds))
+    def split(video: list[Item]) -> list[Item]:
+        if len(video) > 1 or video[0].segment:
+            return video
+        count = round(probe_header(video[0].location, settings.fps).seconds / length)
+        bounds = [*(number * length for number in range(max(1, count))), math.inf]
+        return [video[0]._replace(segment=Segment(*ends)) for ends in pairwise(bounds)] if count > 1 else video
 
+    videos = (list(group) for _, group in groupby(items, attrgetter("source")))
     with ThreadPoolExecutor(THREADS) as threads:
-        while some := list(islice(items, PROBED_AT_ONCE)):
-            for item, count in zip(some, threads.map(count_pieces, some), strict=True):
-                yield from ((item, piece, piece == count - 1) for piece in range(count))
+        while some := list(islice(videos, PROBED_AT_ONCE)):
+            yield from chain.from_iterable(threads.map(split, some))

@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from model.config import ModelConfig
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.planning.plan import largest_stride
-from shard_tools.inputs import Item, Location
+from shard_tools.inputs import Item, Location, Segment
 from shard_tools.settings import Settings
 
 THREADS = 16  # they wait for the disk, or for the network
@@ -25,13 +26,18 @@ class Header(NamedTuple):
     fps: float = 0.0  # likewise
 
 
-def probe_header(location: Location) -> Header:
+def probe_header(location: Location, fps: float | None = None) -> Header:
+    """Read a video's header; a folder of frames has `fps` of them a second."""
     try:
+        if fps and isinstance(location, str) and os.path.isdir(location):
+            return Header(len(os.listdir(location)) / fps, fps)
         file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
         with file as content, open_video(content) as container:
             stream = main_stream(container)
-            rate = stream and (stream.average_rate or stream.guessed_rate)
-            return Header((container.duration or 0) / av.time_base, float(rate or 0))
+            rate = float((stream and (stream.average_rate or stream.guessed_rate)) or 0)
+            if container.duration is None and stream and rate:  # as recorders write WebM
+                return Header(sum(packet.size > 0 for packet in container.demux(stream)) / rate, rate)
+            return Header((container.duration or 0) / av.time_base, rate)
     except (av.error.FFmpegError, OSError, ValueError):
         return Header()
 
@@ -41,9 +47,9 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> list[str]
     clip has by default, and a smaller stride would help."""
     tried, num_frames = list(items), ModelConfig.num_frames
     with ThreadPoolExecutor(THREADS) as threads:
-        headers = list(threads.map(probe_header, (item.location for item in tried)))
-    lengths = [count_source_frames(*each, settings.clip_seconds) for each in zip(tried, headers, strict=True)]
-    frames = np.array([length for length in lengths if length], dtype=np.int64)
+        headers = threads.map(probe_header, (item.location for item in tried))
+        counts = [count_source_frames(*each, settings.clip_seconds) for each in zip(tried, headers, strict=True)]
+    frames = np.array([count for count in counts if count], dtype=np.int64)
     stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
     if settings.fps or not len(frames) or (wanted := largest_stride(frames, num_frames)) >= stride:
         return []
@@ -56,12 +62,7 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> list[str]
 
 def count_source_frames(item: Item, header: Header, clip_seconds: float | None) -> int:
     """Return the frames of a video, a segment or a piece by the header; 0 if it does not say."""
-    if item.segment and item.segment.in_frames and item.segment.end < math.inf:
-        return int(item.segment.end - item.segment.start)
-    seconds = header.seconds
-    if item.segment:
-        start = item.segment.start / (header.fps or 1) if item.segment.in_frames else item.segment.start
-        seconds = min(item.segment.end, seconds) - start
-    elif clip_seconds:
-        seconds = min(seconds, clip_seconds)
-    return max(0, round(seconds * header.fps))
+    start, end, in_frames, _ = item.segment or Segment(0, clip_seconds or math.inf)
+    rate = 1 if in_frames else header.fps
+    length = min(end * rate, header.seconds * header.fps or math.inf) - start * rate if rate else 0
+    return round(length) if 0 < length < math.inf else 0

@@ -1,7 +1,7 @@
-"""What a worker does with one input video: fetch it, encode it, leave the result in the staging folder.
+"""What a worker does with one input video: fetch it, encode it, leave the results in the staging folder.
 
-A staged result is a JSON file and the video files it names. It is complete when the JSON file is there and the hashes
-in it are right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
+A staged result is a JSON file and the video file it names. It is complete when the JSON file is there and the hash in
+it is right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
 """
 
 import errno
@@ -23,8 +23,7 @@ import msgspec
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
-from shard_tools.encoding.cuts import Cut
-from shard_tools.encoding.encode import store_cuts
+from shard_tools.encoding.encode import store_segments
 from shard_tools.encoding.frames import list_frames
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import Location, Segment
@@ -37,14 +36,12 @@ MAX_SUFFIX = 16  # characters, of a temporary copy
 
 
 class Entry(NamedTuple):
-    """A sample as planned: a video, a segment of one, or a piece of a long one."""
+    """A sample as planned: a video or a segment of one."""
 
     source: str
     segment: str = ""
     labels: list[int] | None = None
     fields: str = ""
-    piece: int = 0
-    is_last: bool = True  # of the planned pieces: it stands for all that may follow
     shard: str = ""
     position: int = 0  # among the entries of all shards
 
@@ -58,7 +55,6 @@ class Job:
     """What one video is to become: `entries` by where their results go, without extension; the samples' key is the name
     of that."""
 
-    source: str
     location: Location | None  # None: it was there when the run began, and is gone now
     entries: dict[Path, Entry]
     settings: Settings
@@ -66,37 +62,38 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an entry: samples with the paths of their videos, or the reason why there are none."""
+    """What became of an entry: a sample and the path of its video, or the reason why there is none."""
 
     entry: Entry
-    samples: list[tuple[Sample, Path]]
+    sample: Sample | None = None
+    video: str = ""
     reason: str | None = None
 
     def save(self, stem: Path) -> None:
-        samples = [{"path": str(path), **asdict(sample)} for sample, path in self.samples]
-        stem.parent.mkdir(exist_ok=True)
         aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
-        aside.write_text(json.dumps([self.entry, samples, self.reason]), encoding="utf-8")
+        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
         aside.replace(stem.with_name(f"{stem.name}.json"))
+
+    def is_intact(self) -> bool:
+        """Whether its video is what it was: it may be torn, or a user's file."""
+        try:
+            return self.sample is None or hash_file(Path(self.video)) == self.sample.sha256
+        except OSError:
+            return False
 
 
 def read_outcome(stem: Path) -> Outcome | None:
     """Read the staged result at `stem`; None if it is missing or torn."""
     try:
-        entry, samples, reason = json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8"))
-        pairs = [(msgspec.convert(sample, Sample), Path(sample.pop("path"))) for sample in samples]
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.convert(json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8")), Outcome)
+    except (OSError, ValueError):
         return None
-    return Outcome(Entry(*entry), pairs, reason)
 
 
 def is_done(stem: Path) -> bool:
-    """Whether there is a staged result at `stem`, with all its videos: one may be torn, or a user's file."""
+    """Whether there is a staged result at `stem`, with its video."""
     outcome = read_outcome(stem)
-    try:
-        return outcome is not None and all(hash_file(path) == sample.sha256 for sample, path in outcome.samples)
-    except OSError:
-        return False
+    return outcome is not None and outcome.is_intact()
 
 
 def process_job(job: Job) -> OSError | None:
@@ -105,8 +102,6 @@ def process_job(job: Job) -> OSError | None:
     av.logging.set_level(None)
     missing = {stem: entry for stem, entry in job.entries.items() if not is_done(stem)}
     try:
-        for stem in missing:
-            stem.parent.mkdir(exist_ok=True)
         for stem, outcome in _make_outcomes(job, missing) if missing else ():
             if outcome.reason is not None and shutil.disk_usage(stem.parent).free < MIN_FREE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(stem.parent))
@@ -136,48 +131,45 @@ def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path,
     """Yield the outcome of each missing entry: an error costs those that were not yielded yet, and says why."""
     left = dict(missing)
     try:
-        for stem, samples, problem in _make_samples(job, missing):
-            yield stem, Outcome(left.pop(stem), samples, explain(problem) if problem else None)
+        for stem, result in _make_samples(job, missing):
+            entry = left.pop(stem)
+            yield stem, Outcome(entry, reason=str(result)) if isinstance(result, Exception) else Outcome(entry, *result)
     except Exception as error:
-        yield from ((stem, Outcome(entry, [], explain(error))) for stem, entry in left.items())
+        yield from ((stem, Outcome(entry, reason=explain(error))) for stem, entry in left.items())
 
 
-def _make_samples(
-    job: Job, entries: dict[Path, Entry]
-) -> Iterator[tuple[Path, list[tuple[Sample, Path]], UnusableError | None]]:
+def _make_samples(job: Job, entries: dict[Path, Entry]) -> Iterator[tuple[Path, tuple[Sample, str] | UnusableError]]:
     if job.location is None:
         raise UnusableError("it was there when the run began, and is gone now")
     with local_copy(job.location, next(iter(entries)).parent) as path:
         source_hash, source_size = hash_source(path)
-        stems = {}
-        for stem, entry in entries.items():
-            # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
-            aside = stem.with_name(f"{stem.name}-{os.getpid()}")
-            segment = Segment.parse(entry.segment) if entry.segment else None
-            stems[Cut(aside, segment, entry.piece, entry.is_last)] = stem
-        for cut, files, problem in store_cuts(path, list(stems), job.settings, restart_timer):
-            stem, samples = stems[cut], []
-            entry = entries[stem]
-            for number, video in enumerate(files):
-                facts = video._asdict()
-                kept: Path = facts.pop("path")
-                if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
-                    kept = cut.stem.with_name(f"{cut.stem.name}.{video.container}")
-                    shutil.copyfile(path, kept)
-                sample = Sample(
-                    key=f"{stem.name}-{number:04d}" if number else stem.name,
-                    **facts,
-                    labels=None if entry.labels is None else tuple(entry.labels),
-                    source=job.source,
-                    sha256=source_hash if kept == path else hash_file(kept),
-                    size=kept.stat().st_size,
-                    source_sha256=source_hash,
-                    source_size=source_size,
-                    segment=entry.segment,
-                    fields=json.loads(entry.fields) if entry.fields else {},
-                )
-                samples.append((sample, kept))
-            yield stem, samples, problem
+        # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
+        stems = {stem.with_name(f"{stem.name}-{os.getpid()}"): stem for stem in entries}
+        segments = {aside: entries[stem].segment for aside, stem in stems.items()}
+        parsed = {aside: Segment.parse(text) if text else None for aside, text in segments.items()}
+        for aside, result in store_segments(path, parsed, job.settings, restart_timer):
+            stem, entry = stems[aside], entries[stems[aside]]
+            if isinstance(result, UnusableError):
+                yield stem, result
+                continue
+            facts = result._asdict()
+            kept: Path = facts.pop("path")
+            if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
+                kept = aside.with_name(f"{aside.name}.{result.container}")
+                shutil.copyfile(path, kept)
+            sample = Sample(
+                key=stem.name,
+                **facts,
+                labels=None if entry.labels is None else tuple(entry.labels),
+                source=entry.source,
+                sha256=source_hash if result.path == path else hash_file(kept),
+                size=kept.stat().st_size,
+                source_sha256=source_hash,
+                source_size=source_size,
+                segment=entry.segment,
+                fields=json.loads(entry.fields) if entry.fields else {},
+            )
+            yield stem, (sample, str(kept))
 
 
 def hash_source(path: Path) -> tuple[str, int]:

@@ -41,12 +41,11 @@ SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
 
-class ChangedError(Exception):
-    """A video is not what it was when it was processed; the message is its source."""
-
-
 def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
-    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes. Raise ChangedError."""
+    """Write shard `name` (shard-000000.tar) of `folder`; the same samples give the same bytes.
+
+    Raise InputError if a copied video changes meanwhile.
+    """
     with atomic_write(folder / name) as aside:
         # webdataset's TarWriter gives the same bytes in 1.5 to 2 times the time: it imports torch (1.4 s) and holds
         # whole videos in memory.
@@ -54,18 +53,9 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
             for sample, path in samples:
                 facts = {name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS}
                 metadata = json.dumps(facts).encode()
-                try:
-                    video = path.open("rb")
-                except OSError as error:
-                    raise ChangedError(sample.source) from error
-                with video:
-                    _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
-                    try:
-                        _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
-                    except OSError as error:
-                        if error.errno is not None:  # the disk's; tarfile's own, at a file that ends early, has none
-                            raise
-                        raise ChangedError(sample.source) from error
+                _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
+                with path.open("rb") as video:
+                    _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
         members = list_members(aside)
         with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             located = [
@@ -87,11 +77,11 @@ def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sam
     """Return a sample with its place in the tar, and its GOPs if we have encoded it.
 
     A copied video may have groups too, but only its encoder knows whether they are closed; frames of an array always
-    are. Raise ChangedError if its bytes are not those that it was made from: a copied video is the user's file.
+    are. Raise InputError if its bytes are not those that it was made from: a copied video is the user's file.
     """
     with memoryview(tar) as whole, whole[offset : offset + size] as video:
         if hashlib.sha256(video).hexdigest() != sample.sha256:
-            raise ChangedError(sample.source)
+            raise InputError(f"{sample.source} changed while it was stored: run the same command again")
         is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
         rows = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
     return replace(sample, offset=offset, size=size, gops=base64.b64encode(rows).decode("ascii"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from werkzeug.serving import WSGIRequestHandler, make_server
+from http_server import HttpServer
 from werkzeug.wrappers import Response
 
 Kind = Literal["503", "403", "cut", "slow", "silent", "changed"]
@@ -24,13 +24,8 @@ class Fault:
     rate: int = 10_000  # bytes per second of a slow body
 
 
-class QuietHandler(WSGIRequestHandler):
-    def log(self, *_: object) -> None:
-        pass
-
-
-class S3Server:
-    """Serves from its creation on, and records the requests; a context manager."""
+class S3Server(HttpServer):
+    """Records the requests."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app  # takes seconds, and few tests need it
@@ -40,17 +35,11 @@ class S3Server:
         self._released = threading.Event()  # set to end silences
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server(address, 0, self._answer, threaded=True, request_handler=QuietHandler)
-        self.url = f"http://{address}:{self._server.port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def __enter__(self) -> "S3Server":
-        return self
+        super().__init__(self._answer, address)
 
     def __exit__(self, *_: object) -> None:
         self._released.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     def inject(self, kind: Kind, suffix: str = "", **details: float) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
-from model.targets.target import make_target
+from model.targets import make_target
 from model.weights import pretrained, weight_files
 from model.weights.layouts import to_external
 from model.weights.models import load_adamae, load_encoder

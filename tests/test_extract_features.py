@@ -77,16 +77,6 @@ def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tm
         assert (about["key"], about["label"], about["incomplete"]) == (f"class {i % 2}/v{i}.mp4", f"class {i % 2}", "")
 
 
-def test_a_window_is_the_clip_of_its_frames(shards, weights, tmp_path) -> None:
-    extract(shards, tmp_path / "out", weights, "--fps", "4", "--stride", "1", "--part", "1/5")
-    scaler = extract_features.make_scaler(64, 48, FrameSize(32, 32))
-    with Video(encode(20), 20) as video:
-        frames = [torch.from_numpy(scaler(frame)) for _, frame in video.frames(range(0, 20, 2))]
-    clips = torch.stack([torch.stack(frames[first : first + 4]) for first in range(7)])
-    expected = load_encoder(weights).encode(clips).pooled
-    torch.testing.assert_close(load_file(tmp_path / "out/a/v0.safetensors")["features"], expected)
-
-
 def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, weights, tmp_path, capsys) -> None:
     assert extract(videos, tmp_path / "of files", weights, "--fps", "16", "--stride", "2") == 0
     assert "v0.mp4 has 8 frames a second: some are repeated for --fps 16" in capsys.readouterr().err
@@ -97,24 +87,20 @@ def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, 
         torch.testing.assert_close(load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first)
 
 
-def test_all_splits_of_a_folder_are_taken(shards, weights, tmp_path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/train").symlink_to(shards)
-    (tmp_path / "mine/validation").symlink_to(shards)
-    assert extract(tmp_path / "mine", tmp_path / "out", weights) == 0
-    for split in ("train", "validation"):
-        assert len(list((tmp_path / "out" / split).rglob("*.safetensors"))) == 5
-
-
-def test_resuming_makes_only_what_is_missing(shards, weights, tmp_path) -> None:
+def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(shards, weights, tmp_path) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
     assert extract(shards, tmp_path / "parts", weights, "--part", "2/2") == 0
     first = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.safetensors")}
     assert len(first) == 2
     assert extract(shards, tmp_path / "parts", weights) == 0
     assert all(file.stat().st_mtime_ns == time for file, time in first.items())
+    (tmp_path / "mine").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "mine" / split).symlink_to(shards)
+    assert extract(tmp_path / "mine", tmp_path / "splits", weights) == 0
     for file in (tmp_path / "whole").rglob("*.safetensors"):
-        torch.testing.assert_close(load_file(file), load_file(tmp_path / "parts/a" / file.name))
+        for folder in ("parts", "splits/train", "splits/validation"):
+            torch.testing.assert_close(load_file(file), load_file(tmp_path / folder / "a" / file.name))
 
 
 def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> None:
@@ -196,7 +182,7 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
     with pytest.raises(InputError, match="nothing does not exist: give a folder"):
         extract(tmp_path / "nothing", tmp_path / "none", weights)
     thinned = write_shards(tmp_path / "thinned", [("v", encode(20))], frame_stride=[4])
-    with pytest.raises(InputError, match=r"stores one frame of every 4, and the frame stride is 2: give a multiple"):
+    with pytest.raises(InputError, match=r"stores one frame of every 4: give a multiple of 4"):
         extract(thinned, tmp_path / "none", weights)
     assert not (tmp_path / "none").exists()
 

@@ -11,7 +11,7 @@ COMMANDS = [
     *sorted(file for file in ROOT.glob("*.py") if file.name != "hubconf.py"),
     *(ROOT / f"shard_tools/{name}.py" for name in ("make_shards", "check_shards")),
 ]
-HEAVY = {"torch", "timm", "torchvision", "torchao", "triton", "transformers", "matplotlib", "nvidia.dali"}
+HEAVY = {"torch", "timm", "torchvision", "triton", "transformers", "matplotlib", "nvidia.dali"}
 
 HELP = """
 import contextlib, io, runpy, sys
@@ -36,7 +36,7 @@ def test_help_texts_need_no_heavy_package() -> None:
 def test_commands_start_without_optional_packages() -> None:
     program = """
 import runpy, sys
-for name in ("nvidia.dali", "torchao", "wandb", "ray", "s3fs"):
+for name in ("nvidia.dali", "wandb", "ray", "s3fs"):
     sys.modules[name] = None
 sys.argv = ["train.py", "data.shards=nowhere"]
 runpy.run_path("train.py", run_name="__main__")

@@ -29,6 +29,7 @@ CONFIG = {
     "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
     "mask_ratio": 0.75,
 }  # fmt: skip
+SQUARE = sheet.Row("", np.zeros((8, 32, 32, 3), np.uint8))
 
 
 @pytest.fixture
@@ -58,41 +59,29 @@ def plot(*arguments: object) -> None:
 
 
 def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) -> None:
-    plot(run, videos, "--strategies", "--checkpoints")
+    """A checkpoint is plotted as its run is, also beside it."""
+    older, newer = (run / f"checkpoints/step-{number:08d}" for number in (5, 10))
+    plot(run, videos, "--compare", older, newer)
     written = {path.name for path in (run / "figures").iterdir()}
-    expected = {f"{name}{kind}" for name in "ab" for kind in (".png", ".gif", ".strategies.png", ".checkpoints.png")}
-    assert written == expected
-    assert "skipped c, which cannot be decoded" in capsys.readouterr().err
-
-    def count_rows(name: str, min_width: int) -> int:
-        """Below the rows are times, legend and note: three to ten lines of text."""
-        layout = Layout.fit(4, min_width=min_width)  # of 4 token frames
-        with Image.open(run / "figures" / name) as picture:
-            assert picture.width >= min_width
-            rows, rest = divmod(picture.height, layout.height + GAP)
-            assert 3 * layout.font < rest < 10 * layout.font
-            return rows
-
-    assert count_rows("a.png", 1600) == 8
-    assert count_rows("a.strategies.png", 1000) == 1 + 2 * 4 + 4 * 3  # adaptive and motion have probabilities
-    assert count_rows("a.checkpoints.png", 1000) == 1 + 2 * 4
+    assert written == {f"{name}{kind}" for name in "ab" for kind in (".png", ".gif", ".runs.png")}
+    assert "skipped c, which cannot be decoded: it is a text file" in capsys.readouterr().err
     with Image.open(run / "figures/a.gif") as moving:
         assert moving.n_frames == 8
+    layout = Layout.fit([SQUARE], 4)  # of 4 token frames
+    with Image.open(run / "figures/a.png") as picture:
+        assert picture.width >= 1600
+        assert picture.height == 7 * (layout.height + GAP) + 2 * layout.font  # times are below the rows
 
-
-def test_a_checkpoint_is_plotted_as_its_run_is_also_beside_it(run: Path, videos: Path) -> None:
-    older, step = (run / f"checkpoints/step-{number:08d}" for number in (5, 10))
-    plot(run, videos / "a.mp4", "--compare", older, "--compare", step)
-    whole = (run / "figures/a.png").read_bytes()
-    layout = Layout.fit(4, min_width=1000)
+    layout = Layout.fit([SQUARE], 4, min_width=1000)
     picture, side = np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :], layout.height + GAP
     first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)
     assert not np.array_equal(first, second)
+    whole = (run / "figures/a.png").read_bytes()
     (run / "figures/a.png").unlink()
-    plot(step, videos / "a.mp4")
+    plot(newer, videos / "a.mp4")
     assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
-    assert [path.name for path in step.iterdir()] == ["model.safetensors"]
+    assert [path.name for path in newer.iterdir()] == ["model.safetensors"]
 
 
 def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: torch.Tensor, tmp_path: Path) -> None:
@@ -101,7 +90,7 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: tor
     assert is_masked.float().mean() == 0.5
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
-    layout = Layout.fit(4)
+    layout = Layout.fit([SQUARE], 4)
     side, token = layout.height + GAP, layout.height // 4
     for t in range(4):
         corner = layout.label + t * side
@@ -125,30 +114,18 @@ def test_statistics_come_from_the_nearest_most_of_all() -> None:
 
 
 def test_a_model_that_predicts_pixels_has_one_reconstruction(clip: torch.Tensor) -> None:
-    model = AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval()
-    maps = reconstruct(model, clip)
+    maps = reconstruct(AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval(), clip)
     assert maps.visible_stats is None
     rows = reconstruction.make_rows(maps)
-    assert list(rows) == ["frames", "reconstruction", "error", "probability", "mask", "features", "similarity"]
+    assert [*rows] == ["frames", "reconstruction", "error", "probability", "mask", "features"]
     assert rows["reconstruction"].label == "reconstruction"
-    assert reconstruction.explain_figure(rows.values(), model.config) == ""
-
-
-def test_only_rows_that_are_shown_are_explained(clip: torch.Tensor) -> None:
-    model = AdaMAE(ModelConfig(**CONFIG)).eval()
-    maps = reconstruct(model, clip)
-    both = reconstruction.explain_figure(reconstruction.make_rows(maps).values(), model.config)
-    compared = reconstruction.comparison_rows([("one", maps), ("other", maps)], "a.mp4\nclass left")
-    assert compared[0].label == "a.mp4\nclass left"
-    assert reconstruction.explain_figure(compared, model.config) == both[both.index("“Statistics") :]
-    assert both.startswith("“Patch statistics")
 
 
 def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
     maps = reconstruct(AdaMAE(ModelConfig(**CONFIG)).eval(), clip)
     error = maps.error[maps.is_masked]
     row = reconstruction.make_rows(maps)["error"]
-    assert row.label == f"error (mean {error.mean():.3f})\n{error.min():.2f} … {error.max():.2f}"
+    assert row.label == f"error (mean {error.mean():.3f})\nblue {error.min():.2f} … yellow {error.max():.2f}"
     colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
     ends = {tuple(color) for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()}
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
@@ -163,22 +140,15 @@ def test_features_are_colored_by_their_principal_components() -> None:
     assert np.array_equal(reconstruction.color_features(features * 2), colors)
 
 
-def test_maps_over_frames_and_the_token_that_others_are_compared_with(clip: torch.Tensor) -> None:
+def test_probabilities_are_shown_over_the_frames(clip: torch.Tensor) -> None:
     maps = reconstruct(AdaMAE(ModelConfig(**CONFIG)).eval(), clip)
     probability = torch.zeros(1, 4, 4, 4)
     probability[0, 2, 1, 3] = 1
-    features = torch.randn(1, 4, 4, 4, 8)
-    rows = reconstruction.make_rows(maps._replace(probability=probability, features=features))
-    overlay = rows["probability"].cells.astype(int)
+    overlay = reconstruction.make_rows(maps._replace(probability=probability))["probability"].cells.astype(int)
     assert overlay.shape == (8, 32, 32, 3)
     high, low = overlay[4, 12, 28], overlay[4, 28, 4]
     assert high[0] > high[2] + 50, "yellow"
     assert low[2] > low[0] + 30, "blue"
-    assert rows["similarity"].label.endswith("… 1.00")
-    boxes = (rows["similarity"].cells == 255).all(axis=3)
-    assert boxes.any(axis=(1, 2)).tolist() == [False] * 4 + [True] * 2 + [False] * 2
-    assert boxes[4, 8, 24:32].all()
-    assert boxes[4].sum() == 4 * 8 - 4
 
 
 @pytest.mark.parametrize(
@@ -228,8 +198,8 @@ def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
 def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     wide = sheet.Row("frames", np.zeros((2, 30, 40, 3), np.uint8))
     tall = sheet.Row("clip", np.full((2, 32, 32, 3), 200, np.uint8))
-    layout = Layout.fit(2, aspect=4 / 3)
-    picture = np.asarray(sheet.render_sheet([wide, tall], range(2)))[:, layout.label :]
+    layout = Layout.fit([wide, tall], 2)
+    picture = np.asarray(sheet.render_sheet([wide, tall], range(2), layout))[:, layout.label :]
     assert (picture[: layout.height, : layout.width - 1] == 0).all()  # but for rounding
     square = picture[layout.height + GAP :][: layout.height]
     assert (square[:, : layout.height] == 200).all()

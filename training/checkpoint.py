@@ -9,10 +9,9 @@ hashes: a kill leaves half a checkpoint, nothing else could read the weights, an
 there is nothing to shard.
 """
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any
@@ -22,16 +21,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 from torch.utils._pytree import tree_map_only
 
-from common.atomic_io import atomic_folder, hash_file
+from common.atomic_io import atomic_write, hash_file
 from common.errors import InputError
 from model.weights.weight_files import save_pickle, save_tensors
 
 STATE_FILE = "train_state.json"
-BLOCK_BYTES = 2**26  # of host memory
-ALIGNMENT = 64
 # What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),
@@ -44,13 +40,14 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far a run is, and what its steps are made of."""
+    """How far a run is, and what its steps are made of: what train_state.json says."""
 
     step: Positive  # optimizer steps taken; 0 only where none has been saved
     global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
     target: str = ""  # Task.target_digest
+    sha256: dict[FileName, Sha256] = field(default_factory=dict)  # of the checkpoint's other files
 
 
 @dataclass(frozen=True)
@@ -62,73 +59,41 @@ class Snapshot:
     metadata: dict[str, str]  # of the weights' files
 
 
-class HostMemory:
-    """Memory for copies of tensors, used again after `rewind`: new pages cost eight times as much as a copy.
-
-    It is page-locked for those of a GPU, in a few blocks: PyTorch rounds each up to a power of two, and tensor by
-    tensor that makes 2.08 GB of ViT-Base's 1.23.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[Tensor] = []
-        self.rewind()
-
-    def rewind(self) -> None:
-        self._current = self._used = 0
-
-    def copy(self, value: Tensor) -> Tensor:
-        """Copy a tensor; from a GPU, the copy is only queued."""
-        if is_traceable_wrapper_subclass(value):  # torchao's moments are made of other tensors
-            return transform_subclass(value, lambda _, inner: self.copy(inner))
-        while self._current < len(self._blocks) and self._used + value.nbytes > len(self._blocks[self._current]):
-            self._current, self._used = self._current + 1, 0
-        if self._current == len(self._blocks):
-            length = max(BLOCK_BYTES, value.nbytes)
-            self._blocks.append(torch.empty(length, dtype=torch.uint8, pin_memory=value.is_cuda))
-        # A storage of its own: saved, views of one storage would each be all of it.
-        block = self._blocks[self._current].numpy()
-        copied = torch.frombuffer(block, dtype=value.dtype, count=max(1, value.numel()), offset=self._used)
-        self._used += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
-        return copied[: value.numel()].view(value.shape).copy_(value.detach(), non_blocking=True)
-
-
 def take_snapshot(
-    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str], memory: HostMemory
+    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str]
 ) -> Snapshot:
-    """Copy modules and optimizer to host memory, over the snapshot that is there. From a GPU, the copies are queued
-    before the next update, and have arrived when an event recorded now has."""
-    memory.rewind()
+    """Copy modules and optimizer to host memory. From a GPU, the copies are queued before the next update, and have
+    arrived when an event recorded now has."""
     states = {name: module.state_dict() for name, module in modules.items()}
-    modules_copied, optimizer_copied = tree_map_only(Tensor, memory.copy, (states, optimizer.state_dict()))
+    modules_copied, optimizer_copied = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
     return Snapshot(modules_copied, optimizer_copied, metadata)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What train_state.json says."""
+def copy_to_host(value: Tensor) -> Tensor:
+    """Copy a tensor; from a GPU to page-locked memory, which PyTorch uses again for the next snapshot's."""
+    copied = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+    return copied.copy_(value.detach(), non_blocking=True)
 
-    state: TrainState
-    sha256: dict[FileName, Sha256]  # of the checkpoint's other files
 
-    @classmethod
-    def parse(cls, data: bytes) -> "Manifest":
-        """Raise ValueError where `data` is not what train_state.json holds."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
+def read_state(checkpoint: Path) -> TrainState:
+    """Raise ValueError where train_state.json is damaged, OSError where it cannot be read."""
+    try:
+        return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainState)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
 
 
 def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
     """Write a checkpoint, each module as `<name>.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
-    with atomic_folder(final) as partial:
+    with atomic_write(final) as partial:
+        partial.mkdir()
         for name, tensors in snapshot.modules.items():
             save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
         save_pickle(partial / "optimizer.pt", snapshot.optimizer)
-        manifest = Manifest(state, _hash_files(list(partial.iterdir())))
-        (partial / STATE_FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
+        state = replace(state, sha256=_hash_files(list(partial.iterdir())))
+        (partial / STATE_FILE).write_bytes(msgspec.json.encode(state) + b"\n")
     return final
 
 
@@ -144,21 +109,19 @@ def parse_step(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:
+def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
     """Raise InputError where a run whose steps are as `expected` cannot resume from a checkpoint, or a file changed."""
     try:
-        manifest = Manifest.parse((checkpoint / STATE_FILE).read_bytes())
-        found = manifest.state
+        found = read_state(checkpoint)
         if found.step != parse_step(checkpoint.name):
             raise ValueError(f"{STATE_FILE} is of step {found.step}")
-        for name in [*(f"{name}.safetensors" for name in module_names), "optimizer.pt"]:
-            if name not in manifest.sha256:
-                raise ValueError(f"{STATE_FILE} does not list {name}")
-        verify_files(checkpoint, manifest)
+        for name, digest in _hash_files([checkpoint / name for name in found.sha256]).items():
+            if digest != found.sha256[name]:
+                raise ValueError(f"{name} has changed since it was written")
     except UNUSABLE as error:
         older = [other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
         instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
-        sentence = f"checkpoint {checkpoint} cannot be loaded ({describe_fault(error)}): remove it to {instead}"
+        sentence = f"checkpoint {checkpoint} cannot be loaded ({_describe_fault(error)}): remove it to {instead}"
         raise InputError(sentence) from error
     complaints = {
         "global_batch": f"was trained with {found.global_batch} clips per step, and this command gives"
@@ -174,13 +137,6 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
             raise InputError(f"{run} {complaint}, or start a new run with its weights alone: init_from={run}")
 
 
-def verify_files(checkpoint: Path, manifest: Manifest) -> None:
-    """Raise ValueError or OSError where a file of the checkpoint is not what it was."""
-    for name, digest in _hash_files([checkpoint / name for name in manifest.sha256]).items():
-        if digest != manifest.sha256[name]:
-            raise ValueError(f"{name} has changed since it was written")
-
-
 def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> TrainState:
     """Load modules and optimizer, and return where the run was; raise InputError where they do not fit."""
     try:
@@ -190,15 +146,15 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)  # the configuration's, which may have changed in the copy of a run
-        return Manifest.parse((checkpoint / STATE_FILE).read_bytes()).state
+        return read_state(checkpoint)
     except UNUSABLE as error:  # its files are as they were written
         raise InputError(
-            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model, task and optimizer.state_bits"
-            f" as in {checkpoint.parents[1] / 'config.yaml'}"
+            f"checkpoint {checkpoint} does not fit ({_describe_fault(error)}): set model and task as in"
+            f" {checkpoint.parents[1] / 'config.yaml'}"
         ) from error
 
 
-def describe_fault(error: Exception) -> str:
+def _describe_fault(error: Exception) -> str:
     """Return in a few words what is wrong with a checkpoint."""
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename).name} is missing"

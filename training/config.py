@@ -47,8 +47,6 @@ class OptimizerConfig:
     """not applied to biases, norms, positions and mask token"""
     clip_grad_norm: float | None = option(None, above=0)
     """maximum gradient norm; null: no clipping"""
-    state_bits: Literal[32, 8] = 32
-    """precision of AdamW's two moments; 8 saves 6 bytes per weight of huge models"""
 
 
 @dataclass
@@ -137,8 +135,8 @@ class TrainConfig:
     """also a checkpoint every so many steps"""
     keep_checkpoints: int = option(3, at_least=1, free=True)
     """number of newest checkpoints to keep"""
-    metrics: list[Literal["tensorboard", "wandb"]] = option(["tensorboard"], free=True)
-    """where metrics go besides metrics.jsonl and report.html"""
+    wandb: bool = option(False, free=True)
+    """log to Weights & Biases too; TensorBoard, metrics.jsonl and report.html are always written"""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -184,8 +182,7 @@ def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
     return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if key not in set(free_keys(TrainConfig))]
 
 
-def changed_keys(config: "TrainConfig | dict[str, Any]") -> dict[str, Any]:
+def changed_keys(config: dict[str, Any]) -> dict[str, Any]:
     """Return what differs from the defaults, by dotted key."""
-    values = flatten(config if isinstance(config, dict) else dataclasses.asdict(config))
     defaults = flatten(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
-    return {key: value for key, value in values.items() if value != defaults.get(key)}
+    return {key: value for key, value in flatten(config).items() if value != defaults.get(key)}

@@ -16,12 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.devices import choose_device
-from common.errors import InputError, PeerLostError, describe_error
+from common.errors import PeerLostError
 from pipeline.reading.storage import call_with_timeout
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 PEER_TIMEOUT_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
-FAILURE_KEY = "failure"  # in the store of the process group: why the first rank that failed has ended
 NCCL_LATER_S = 60.0  # NCCL aborts the process without a sentence: gloo, which can name a rank, must time out before
 
 T = TypeVar("T")
@@ -31,7 +30,7 @@ class Distributed:
     """Rank, world size and device of this process; a context manager that joins and leaves the process group.
 
     torchrun describes the group in the environment; without it a run has one rank. Where the block fails because
-    another rank does not answer, PeerLostError names that rank; where it fails otherwise, the other ranks hear why.
+    another rank does not answer, PeerLostError names that rank.
     """
 
     def __init__(self, device: str = "auto", timeout_s: float = 1800.0) -> None:
@@ -78,9 +77,6 @@ class Distributed:
             error = lost
         if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise PeerLostError(_ask_store(_find_missing_ranks) or NETWORK_FAILED) from error
-        if isinstance(error, InputError | OSError) and not isinstance(error, PeerLostError):
-            reason = f"rank {self.rank} on {socket.gethostname()} has failed: {describe_error(error)}"
-            _ask_store(lambda: _store().set(FAILURE_KEY, reason))
 
     def barrier(self) -> None:
         if dist.is_initialized():
@@ -129,7 +125,7 @@ NETWORK_FAILED = "the network between the nodes of this run, or the first of the
 
 
 def _find_missing_ranks() -> str | None:
-    """Return why the first rank that failed has ended, or else which ranks do not answer within PEER_TIMEOUT_S.
+    """Say which ranks do not answer within PEER_TIMEOUT_S.
 
     All that are alive and waiting for the missing one meet the same error, and call themselves here.
     """
@@ -137,13 +133,11 @@ def _find_missing_ranks() -> str | None:
     store.set(f"{dist.get_rank()} waits", "")
     deadline = time.monotonic() + PEER_TIMEOUT_S
     while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
-        if store.check([FAILURE_KEY]):
-            return store.get(FAILURE_KEY).decode()
         if time.monotonic() > deadline:
-            break
+            names = [f"rank {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
+            return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached"
         time.sleep(0.1)
-    names = [f"rank {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
-    return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached" if names else None
+    return None
 
 
 def _ask_store(question: Callable[[], T]) -> T | None:

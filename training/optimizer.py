@@ -25,39 +25,23 @@ def parameter_groups(
 
 
 def make_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Make fused AdamW: one kernel per step on CUDA, and able to skip an update without asking the host (`update`).
-
-    With state_bits 8 torchao's, whose moments are quantized in blocks of 256 (Dettmers et al. 2022).
-    """
-    betas = (config.beta1, config.beta2)
-    if config.state_bits == 32:
-        return torch.optim.AdamW(groups, lr=config.base_lr, betas=betas, fused=True)
-    from torchao.optim import AdamW8bit  # 4 s to import
-
-    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=config.base_lr, betas=betas)
-    return optimizer
+    """Make fused AdamW: one kernel per step on CUDA, and able to skip an update without asking the host (`update`)."""
+    return torch.optim.AdamW(groups, lr=config.base_lr, betas=(config.beta1, config.beta2), fused=True)
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float, clip_grad_norm: float | None) -> Tensor:
     """Take one optimizer step with this learning rate; return the gradient's norm, on the device.
 
     A gradient that is not finite changes nothing: fused AdamW reads `found_inf` on the device, so there is no host
-    synchronization, and the caller sees the norm when it logs. torchao's AdamW cannot: there the host waits to see it.
+    synchronization, and the caller sees the norm when it logs.
     """
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if clip_grad_norm is not None:
         torch._foreach_mul_(gradients, (clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-    is_fused = isinstance(optimizer, torch.optim.AdamW)
-    if is_fused:
-        optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-    if is_fused or norm.isfinite():
-        for group in optimizer.param_groups:
-            group_lr = lr * group.get("lr_scale", 1.0)
-            if isinstance(group["lr"], Tensor):  # torchao's, which its compiled update reads without compiling again
-                group["lr"].fill_(group_lr)
-            else:
-                group["lr"] = group_lr
-        optimizer.step()
+    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm

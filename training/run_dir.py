@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,7 +25,6 @@ from common.threads import run_in_thread
 from model.weights.pretrained import find_file, run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
-    HostMemory,
     Snapshot,
     TrainState,
     check_checkpoint,
@@ -82,18 +80,12 @@ class RunDir:
         self.config, self.dist = config, dist
         self.path = staging(config.run) if is_remote(config.run) else Path(config.run)
         self.checkpoints = self.path / "checkpoints"
-        self.best = self.checkpoints / "best/model.safetensors"
         self.metrics = self.path / "metrics.jsonl"
-        self.tensorboard = self.path / "tensorboard"
-        self.quarantine = self.path / "quarantine.jsonl"
-        self.profile = self.path / "profile"
-        self.figures = self.path / "figures"  # the newest ones, for the report
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self.is_new = True
         self.checkpoint: Path | None = None  # to continue from: of its own or, if it is new, of the run that it forks
         self._next_save_s = math.inf  # by the monotonic clock
         self.writer = BackgroundWriter()
-        self._memory = HostMemory()  # of the last snapshot
 
     @property
     def is_save_due(self) -> bool:
@@ -122,7 +114,10 @@ class RunDir:
             except DivergedError as diverged:
                 error = diverged
         if isinstance(error, DivergedError):
-            raise DivergedError(f"{error}; {self._describe_recovery()}") from error
+            saved = list_checkpoints(self.checkpoints)
+            fork = f" with init_keep=optimizer init_from={saved[-1]}, which is finite" if saved else ""
+            advice = f"lower optimizer.base_lr or set optimizer.clip_grad_norm, in another run={fork}"
+            raise DivergedError(f"{error}; {advice}") from error
 
     def load(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState) -> TrainState:
         """Load the checkpoint that the run continues from; return how far the run is, `start` if there is none.
@@ -131,12 +126,14 @@ class RunDir:
         state = start
         if self.checkpoint is not None:
             if self.dist.is_node_main:
-                check_checkpoint(self.checkpoint, start, list(modules))
+                check_checkpoint(self.checkpoint, start)
             self.dist.barrier()
             state = load_checkpoint(self.checkpoint, modules, optimizer)
-        if self.dist.is_main and (self.is_new or not (self.path / "config.yaml").exists()):
-            write_text(self.path / "config.yaml", to_yaml(self.config))
+        if self.dist.is_main:
+            if self.is_new:
+                write_text(self.path / "config.yaml", to_yaml(self.config))
             if self.remote is not None:
+                self.remote.take_over()
                 self.remote.sync()  # storage that refuses to be written to says so now, not at the first checkpoint
         self._next_save_s = time.monotonic() + 60 * min(1.0, self.config.checkpoint_minutes)
         return state
@@ -152,7 +149,7 @@ class RunDir:
         self._next_save_s = time.monotonic() + 60 * self.config.checkpoint_minutes
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
-        snapshot = take_snapshot(modules, optimizer, metadata, self._memory)
+        snapshot = take_snapshot(modules, optimizer, metadata)
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
         self.writer.start(lambda: self._write(state, snapshot, copied))
 
@@ -167,8 +164,6 @@ class RunDir:
         for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
             shutil.rmtree(partial)
         if self.remote is not None:
-            stack.callback(self.remote.release)
-            self.remote.hold()
             self.remote.fetch()
 
     def _find_checkpoint(self) -> None:
@@ -182,8 +177,7 @@ class RunDir:
             self.checkpoint = self._find_source()
             return
         self.is_new, self.checkpoint = False, own[-1]
-        known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
-        if changed := differences(self.config, known):
+        if changed := differences(self.config, run_config(self.path)):
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
                 f" run= with init_from={self.config.run}, and init_keep=optimizer to continue at its step"
@@ -221,15 +215,7 @@ class RunDir:
             except InputError as error:
                 log(f"{error}; {self.path} keeps everything, and the next checkpoint tries again", file=sys.stderr)
 
-    def _describe_recovery(self) -> str:
-        advice = "lower optimizer.base_lr or set optimizer.clip_grad_norm"
-        saved = list_checkpoints(self.checkpoints)
-        if not saved:
-            return f"{advice}, in another run="
-        fork = f"train.py run=ANOTHER init_keep=optimizer init_from={saved[-1]}"
-        return f"all checkpoints are finite: {advice}, and `{fork}` continues from it"
-
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""
-        if {file.name for file in self.path.iterdir()} <= {".lock", ".holder"}:
+        if {file.name for file in self.path.iterdir()} <= {".lock"}:
             shutil.rmtree(self.path)

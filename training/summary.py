@@ -83,17 +83,13 @@ def describe_end(
 ) -> list[str]:
     """Return what train.py ends with: what was found, what that means, and what to do next."""
     run, shards = config.run, config.evaluation.shards or "SHARDS"
-    ended = f"finished in {format_duration(seconds)}"
-    advice = f"next: python evaluate.py {run} {shards}"
+    ended, advice = f"finished in {format_duration(seconds)}", f"python evaluate.py {run} {shards}"
     if config.task == "pretrain":
-        advice = f"next: python extract_features.py {shards} FEATURES --model {run}"
+        advice = f"python extract_features.py {shards} FEATURES --model {run}"
     if first_step >= total_steps:
         ended = f"{run} was finished before, after {total_steps:,} steps"
-        advice = f"to train longer: python train.py run=ANOTHER init_from={run} init_keep=optimizer steps=MORE"
+        advice = f"train longer with python train.py run=ANOTHER init_from={run} init_keep=optimizer steps=MORE"
     title, metrics = find_result(rows)
     result = f"{title}: {describe_scores(metrics)}" if metrics else "no evaluation.shards, so nothing was evaluated"
-    return [
-        f"{ended}; {result}",
-        *interpret_scores(metrics, config.model),
-        f"report: {run.rstrip('/')}/report.html; {advice}",
-    ]
+    report = f"report: {run.rstrip('/')}/report.html; next: {advice}"
+    return [f"{ended}; {result}", *interpret_scores(metrics, config.model), report]

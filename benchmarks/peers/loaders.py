@@ -5,25 +5,22 @@ The crop, the antialiased bilinear scaling and the flip are torch's: SPDL's FFmp
 torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards).
 """
 
-import io
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.cpus import count_cpus
 from pipeline.planning.plan import PlanRow
 
 NUM_FRAMES, SIDE = 16, 224
 BATCHES_AHEAD = 2  # the threads never wait for a batch to be taken
 
-Source = str | bytes  # a file's path or content
-CutClip = Callable[[Source, PlanRow], UInt8[Tensor, "T H W C"]]
-S = TypeVar("S")
+CutClip = Callable[[str, PlanRow], UInt8[Tensor, "T H W C"]]  # of the video in a file
 
 
 class SpdlCutter:
@@ -31,20 +28,20 @@ class SpdlCutter:
     frames (`sample_decode_video`) makes a graph for every key frame: 1.6 times the CPU time on original files."""
 
     def __init__(self) -> None:
-        self._times: dict[int, list[float]] = {}  # of a sample's frames, in seconds; read once
+        self._times: dict[str, list[float]] = {}  # of a file's frames, in seconds; read once
 
-    def __call__(self, source: Source, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+    def __call__(self, path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
         import spdl.io
 
-        if row.sample not in self._times:
-            self._times[row.sample] = spdl.io.demux_video(source).get_timestamps()
-        times, wanted = self._times[row.sample], sorted(set(row.frames))
+        if path not in self._times:
+            self._times[path] = spdl.io.demux_video(path).get_timestamps()
+        times, wanted = self._times[path], sorted(set(row.frames))
         first, last = wanted[0], wanted[-1]
         end = (times[last] + times[last + 1]) / 2 if last + 1 < len(times) else times[last] + 1
         start = (times[first - 1] + times[first]) / 2 if first else None  # some files cannot seek to their first frame
         numbers = "+".join(f"eq(n,{number - first})" for number in wanted)
         filters = [f"trim=start={start}", f"select='{numbers}'", "format=pix_fmts=rgb24"][start is None :]
-        packets = spdl.io.demux_video(source, timestamp=None if start is None else (start, end))
+        packets = spdl.io.demux_video(path, timestamp=None if start is None else (start, end))
         frames = spdl.io.decode_packets(
             packets, ",".join(filters), spdl.io.decode_config(decoder_options={"threads": "1"}), num_frames=len(wanted)
         )
@@ -54,18 +51,18 @@ class SpdlCutter:
         return crop_and_scale(clip, row)
 
 
-def cut_with_torchcodec(source: Source, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+def cut_with_torchcodec(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
     from torchcodec.decoders import VideoDecoder
 
-    video = VideoDecoder(source, num_ffmpeg_threads=1, dimension_order="NHWC")
+    video = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
     return crop_and_scale(video.get_frames_at(list(row.frames)).data, row)
 
 
-def cut_with_decord(source: Source, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+def cut_with_decord(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
     import decord
 
-    video = decord.VideoReader(io.BytesIO(source) if isinstance(source, bytes) else source, num_threads=1)
-    return crop_and_scale(torch.from_numpy(video.get_batch(list(row.frames)).asnumpy()), row)
+    frames = decord.VideoReader(path, num_threads=1).get_batch(list(row.frames)).asnumpy()
+    return crop_and_scale(torch.from_numpy(frames), row)
 
 
 def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tensor, "T h w C"]:
@@ -79,17 +76,11 @@ def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tens
 PEERS: dict[str, CutClip] = {"spdl": SpdlCutter(), "torchcodec": cut_with_torchcodec, "decord": cut_with_decord}
 
 
-def plan_batches(
-    cut: Callable[[S, PlanRow], Tensor],
-    rows: Iterator[PlanRow],
-    open_source: Callable[[PlanRow], S],
-    batch_size: int,
-    threads: int,
-) -> Iterator[Tensor]:
-    """Yield batches of the clips of endless `rows`, each opened and cut by one of the threads."""
+def load_batches(cut: Callable[[PlanRow], Tensor], rows: Iterator[PlanRow], batch_size: int) -> Iterator[Tensor]:
+    """Yield batches of the clips of endless `rows`, each cut by one of as many threads as there are cores."""
     pending: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(count_cpus()) as pool:
         for row in rows:
-            pending.append(pool.submit(lambda row: cut(open_source(row), row), row))
+            pending.append(pool.submit(cut, row))
             if len(pending) == (1 + BATCHES_AHEAD) * batch_size:
                 yield torch.stack([pending.popleft().result() for _ in range(batch_size)])

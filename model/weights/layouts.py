@@ -10,6 +10,7 @@ import re
 from typing import Literal, NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
 
 Names = dict[str, str]  # external -> internal
 LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
-
 TOKENIZER_OF_MODEL = "embeddings.patch_embeddings.projection.weight"  # in Hugging Face's VideoMAEModel, without a head
 
 
@@ -29,6 +29,9 @@ class Layout(NamedTuple):
     pretraining: Names
     classifier: Names
     in_block: Names
+
+    def starts(self, state_dict: StateDict) -> Names:
+        return self.pretraining if is_pretraining(state_dict) else self.classifier
 
 
 _DECODER = {"encoder_to_decoder.": "decoder.embed.", "mask_token": "decoder.mask_token"}
@@ -43,11 +46,7 @@ VIDEOMAE = Layout(
     {},
 )
 HUGGINGFACE = Layout(
-    {
-        **_HF_ENCODER,
-        "decoder.decoder_layers.": "decoder.blocks.",
-        **_DECODER,
-    },
+    {**_HF_ENCODER, "decoder.decoder_layers.": "decoder.blocks.", **_DECODER},
     {**_HF_ENCODER, "fc_norm.": "norm.", "classifier.": "head."},
     {  # replaced in this order
         "attention.output.dense.": "attn.proj.",
@@ -82,18 +81,17 @@ def from_external(state_dict: StateDict) -> StateDict:
     if any(name.startswith("videomae.") for name in state_dict):
         layout = HUGGINGFACE
     else:
-        found = (re.match(r"encoder\.get_token_probs\.(\d{1,3})\.", name) for name in state_dict)
-        layout = adamae_layout(max((int(match[1]) for match in found if match), default=1))
-    starts = layout.pretraining if is_pretraining(state_dict) else layout.classifier
+        stages = re.findall(r"\bencoder\.get_token_probs\.(\d{1,3})\.", " ".join(state_dict))
+        layout = adamae_layout(max(map(int, stages), default=1))
     state = {}
     for external, value in state_dict.items():
-        name = _rename(external, starts, layout.in_block)
+        name = _rename(external, layout.starts(state_dict), layout.in_block)
         if name.endswith("attn.key.bias"):  # in some versions of transformers; what all keys share, softmax cancels
             continue
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
         name = name.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
         if name == TOKENIZER and value.dim() == 5:
-            value = value.permute(0, 2, 3, 4, 1).flatten(1)
+            value = rearrange(value, "d c t h w -> d (t h w c)")
         for _ in range(LEADING_ONES.get(name, 0)):
             value = value.squeeze(0)
         state[name] = value.contiguous()
@@ -121,22 +119,23 @@ def to_external(
     else:
         layout = {"videomae": VIDEOMAE, "huggingface": HUGGINGFACE}[layout_name]
         state_dict = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
-    starts = layout.pretraining if is_pretraining(state_dict) else layout.classifier
-    starts, in_block = ({name: external for external, name in names.items()} for names in (starts, layout.in_block))
+    starts, in_block = (
+        {name: external for external, name in names.items()} for names in (layout.starts(state_dict), layout.in_block)
+    )
     state = {}
     for name, value in state_dict.items():
         external = _rename(name, starts, in_block)
         if name == TOKENIZER:
             side = math.isqrt(value.shape[1] // (in_channels * tubelet_size))
-            if value.shape[1] != in_channels * tubelet_size * side**2:
-                raise InputError(f"patches of {value.shape[1]} values are not {tubelet_size} square frames deep")
-            value = value.unflatten(1, (tubelet_size, side, side, in_channels)).permute(0, 4, 1, 2, 3)
+            value = rearrange(
+                value, "d (t h w c) -> d c t h w", t=tubelet_size, h=side, w=side, c=in_channels
+            ).contiguous()
         value = value[(None,) * LEADING_ONES.get(name, 0)]
         if layout is HUGGINGFACE and name.endswith("attn.qkv.weight"):
             for part, weight in zip(("query", "key", "value"), value.chunk(3), strict=True):
                 state[external.replace("qkv", part)] = weight.clone()
         else:
-            state[external] = value.contiguous()
+            state[external] = value
     return state
 
 

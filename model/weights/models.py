@@ -9,7 +9,7 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.encoder import VideoEncoder
 from model.state_dict import load_weights
-from model.targets.target import make_target
+from model.targets import make_target
 from model.weights import pretrained
 from model.weights.teachers import make_teacher
 from model.weights.warm_start import CLIP, adapt_weights

@@ -69,14 +69,12 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     if is_pretraining(state) and "encoder.norm.weight" not in state:
         log_note(f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out")
         state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
-    classes = read_json(metadata.get(CLASSES_KEY, "[]"), file)
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise InputError(f"{file} is damaged (its classes are no list of names): take another copy")
+    classes = read_json(metadata.get(CLASSES_KEY, "[]"), file, list[str])
     if classes and len(classes) != len(state.get("head.weight", classes)):
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
     assumed: tuple[str, ...] = ()
     if CONFIG_KEY in metadata:
-        config = _parse_config(read_json(metadata[CONFIG_KEY], file), file)
+        config = _parse_config(read_json(metadata[CONFIG_KEY], file, dict[str, Any]), file)
     elif (run := run_of(file)) is not None:
         config = config_of_run(run)
     elif (described := _read_huggingface(file.parent / "config.json")) is not None:
@@ -85,8 +83,7 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
         config = infer_config(state, num_frames, like)
         assumed = "masking", "mask_ratio", "num_frames", "image_size", "positions"
     _check(state, config, file)
-    multi_label = read_json(metadata.get(MULTI_LABEL_KEY, "false"), file) is True
-    return Weights(state, config, classes, multi_label, assumed)
+    return Weights(state, config, classes, metadata.get(MULTI_LABEL_KEY) == "true", assumed)
 
 
 def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
@@ -148,7 +145,7 @@ def run_config(run: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{run} is not a run directory: it has no config.yaml")
     values = read_yaml(file)
-    if not isinstance(values, dict) or not isinstance(values.get("model"), dict):
+    if not isinstance(values, dict) or not all(isinstance(values.get(part), dict) for part in ("model", "data")):
         raise InputError(f"{file} is damaged (it is not the configuration of a run): put it back")
     return values
 
@@ -161,23 +158,21 @@ def config_of_run(run: Path) -> ModelConfig:
 def trained_rate(path: Path) -> dict[str, Any]:
     """Read data.frame_stride or data.fps of a run or an export of one, by name; a stride of 4 of anything else."""
     file = find_file(path)
-    run = run_of(file)
-    if run is None:
-        known = read_metadata(file) if file.suffix == ".safetensors" else {}
-        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file)
+    if (run := run_of(file)) is not None:
+        data = run_config(run)["data"]
     else:
-        data = run_config(run).get("data")
+        known = read_metadata(file) if file.suffix == ".safetensors" else {}
+        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file, dict[str, float])
     for name in ("frame_stride", "fps"):
-        rate = data.get(name) if isinstance(data, dict) else None
-        if isinstance(rate, int | float) and rate > 0:
-            return {name: rate}
+        if isinstance(data.get(name), int | float) and data[name] > 0:
+            return {name: data[name]}
     raise InputError(f"{run / 'config.yaml' if run else file} is damaged (no data.frame_stride above 0): put it back")
 
 
 def read_score(file: Path, name: str) -> float:
     """Read the score at which a run's best classifier was saved; raises InputError where it is not there."""
-    scores = read_json(read_metadata(file).get(SCORES_KEY, "null"), file)
-    if not isinstance(scores, dict) or not isinstance(scores.get(name), float):
+    scores = read_json(read_metadata(file).get(SCORES_KEY, "{}"), file, dict[str, float])
+    if name not in scores:
         raise InputError(f"{file} has no scores: remove it and re-run the command")
     return scores[name]
 
@@ -186,20 +181,19 @@ def _read_huggingface(file: Path) -> ModelConfig | None:
     """Read the configuration of a VideoMAE file its weights, if there is one."""
     if not file.is_file():
         return None
-    described = read_json(file.read_text(encoding="utf-8", errors="replace"), file)
-    if not isinstance(described, dict) or described.get("model_type") != "videomae":
+    described = {"num_channels": 3} | read_json(file, file, dict[str, Any])
+    if described.get("model_type") != "videomae":
         return None
-    described.setdefault("num_channels", 3)
     if missing := [name for name in HUGGINGFACE_KEYS.values() if name not in described]:
         raise InputError(f"{file} does not say {', '.join(missing)}")
     values = {name: described[key] for name, key in HUGGINGFACE_KEYS.items()}
     return _parse_config({**values, "masking": "tube", "mask_ratio": 0.9}, file)
 
 
-def _parse_config(values: Any, where: Path) -> ModelConfig:
+def _parse_config(values: dict[str, Any], where: Path) -> ModelConfig:
     """Check key by key, as a configuration from the command line."""
     try:
-        if isinstance(values, dict) and (unknown := values.keys() - {field.name for field in fields(ModelConfig)}):
+        if unknown := values.keys() - {field.name for field in fields(ModelConfig)}:
             raise TypeError(f"there is no {', '.join(sorted(map(str, unknown)))}")
         return msgspec.convert(values, ModelConfig)
     except (msgspec.ValidationError, TypeError) as error:

@@ -3,6 +3,7 @@ folders. Nothing is downloaded, and no code in a folder is run."""
 
 import hashlib
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from model.encoder import VideoEncoder
 from model.weights import pretrained
 from model.weights.weight_files import read_json
 
+Encode = Callable[[Tensor], Tensor]  # images [b, 3, H, W] -> features [b, h, w, D]
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 
@@ -45,15 +47,17 @@ class VideoTeacher(nn.Module):
 class ImageTeacher(nn.Module):
     """An image encoder, on the first frame of every token frame (as MVD's image teacher, arXiv 2212.04500)."""
 
-    encoder: Any
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: ModelConfig, encoder: nn.Module, size: tuple[int, int], mean: Any, std: Any) -> None:
+    def __init__(
+        self, config: ModelConfig, encoder: nn.Module, encode: Encode, size: tuple[int, int], mean: Any, std: Any
+    ) -> None:
+        """encode: what calls `encoder`, on normalized images of `size`."""
         super().__init__()
         if config.in_channels != 3:
             raise InputError(f"it takes RGB, and model.in_channels is {config.in_channels}")
-        self.encoder, self.size, self.tubelet_size = encoder, size, config.tubelet_size
+        self.encoder, self.encode, self.size, self.tubelet_size = encoder, encode, size, config.tubelet_size
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1))
 
@@ -63,63 +67,59 @@ class ImageTeacher(nn.Module):
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         return self.encode((images - self.mean) / self.std).unflatten(0, (len(clip), -1))
 
-    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
-        raise NotImplementedError
 
+def make_timm_teacher(config: ModelConfig) -> ImageTeacher:
+    """Make any model of timm, from a folder as `huggingface_hub` downloads it."""
+    import timm
 
-class TimmTeacher(ImageTeacher):
-    """Any model of timm, from a folder as `huggingface_hub` downloads it."""
+    side = config.teacher_image_size
+    size: dict[str, Any] = {} if side is None else {"img_size": side}
+    name = f"local-dir:{config.teacher}"
+    encoder: Any = timm.create_model(name, pretrained=not _is_structure_only(), num_classes=0, **size)
+    known = encoder.pretrained_cfg
+    height, width = (side, side) if side else known["input_size"][1:]
 
-    def __init__(self, config: ModelConfig) -> None:
-        import timm
-
-        side = config.teacher_image_size
-        size: dict[str, Any] = {} if side is None else {"img_size": side}
-        name = f"local-dir:{config.teacher}"
-        encoder: Any = timm.create_model(name, pretrained=not _is_structure_only(), num_classes=0, **size)
-        known = encoder.pretrained_cfg
-        height, width = (side, side) if side else known["input_size"][1:]
-        super().__init__(config, encoder, (height, width), known["mean"], known["std"])
-
-    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
-        features = self.encoder.forward_features(images)
+    def encode(images: Tensor) -> Tensor:
+        features = encoder.forward_features(images)
         if features.ndim == 4:  # of a convolutional network, or of one with windows
-            return features if getattr(self.encoder, "output_fmt", "NCHW") == "NHWC" else features.movedim(1, -1)
-        tokens = features[:, self.encoder.num_prefix_tokens :]
+            return features if getattr(encoder, "output_fmt", "NCHW") == "NHWC" else features.movedim(1, -1)
+        tokens = features[:, encoder.num_prefix_tokens :]
         return tokens.unflatten(1, (math.isqrt(tokens.shape[1]), -1))
 
+    return ImageTeacher(config, encoder, encode, (height, width), known["mean"], known["std"])
 
-class TransformersTeacher(ImageTeacher):
-    """A vision transformer of transformers, or that of a pair with a text encoder, from a folder."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        try:
-            from transformers import AutoConfig, AutoModel
-        except ImportError as error:
-            raise InputError("it is of transformers: pip install 'adamae[transformers]'") from error
-        folder = Path(config.teacher)
-        known = AutoConfig.from_pretrained(folder, local_files_only=True)
-        vision = getattr(known, "vision_config", known)
-        if not hasattr(vision, "patch_size") or not hasattr(vision, "image_size"):
-            raise InputError(f"{known.model_type} is no vision transformer")
-        if _is_structure_only():
-            encoder = AutoModel.from_config(known)
-        else:
-            encoder = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-        side = config.teacher_image_size or vision.image_size
-        height, width = (side, side) if isinstance(side, int) else side
-        file = folder / "preprocessor_config.json"
-        pixels = read_json(file.read_text(encoding="utf-8"), file) if file.is_file() else {}
-        mean, std = pixels.get("image_mean", IMAGENET_MEAN), pixels.get("image_std", IMAGENET_STD)
-        super().__init__(config, getattr(encoder, "vision_model", encoder), (height, width), mean, std)
-        self.grid = height // vision.patch_size, width // vision.patch_size
-        # DINO always interpolates its positions.
-        interpolates = config.teacher_image_size is not None and not known.model_type.startswith("dino")
-        self.options = {"interpolate_pos_encoding": True} if interpolates else {}
+def make_transformers_teacher(config: ModelConfig) -> ImageTeacher:
+    """Make a vision transformer of transformers, or that of a pair with a text encoder, from a folder."""
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError as error:
+        raise InputError("it is of transformers: pip install 'adamae[transformers]'") from error
+    folder = Path(config.teacher)
+    known = AutoConfig.from_pretrained(folder, local_files_only=True)
+    vision = getattr(known, "vision_config", known)
+    if not hasattr(vision, "patch_size") or not hasattr(vision, "image_size"):
+        raise InputError(f"{known.model_type} is no vision transformer")
+    if _is_structure_only():
+        model = AutoModel.from_config(known)
+    else:
+        model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    encoder = getattr(model, "vision_model", model)
+    side = config.teacher_image_size or vision.image_size
+    height, width = (side, side) if isinstance(side, int) else side
+    grid = height // vision.patch_size, width // vision.patch_size
+    # DINO always interpolates its positions.
+    interpolates = config.teacher_image_size is not None and not known.model_type.startswith("dino")
+    options = {"interpolate_pos_encoding": True} if interpolates else {}
 
-    def encode(self, images: Float[Tensor, "b 3 H W"]) -> Float[Tensor, "b h w D"]:
-        tokens = self.encoder(pixel_values=images, **self.options).last_hidden_state
-        return tokens[:, -math.prod(self.grid) :].unflatten(1, self.grid)  # after class and register tokens
+    def encode(images: Tensor) -> Tensor:
+        tokens = encoder(pixel_values=images, **options).last_hidden_state
+        return tokens[:, -math.prod(grid) :].unflatten(1, grid)  # after class and register tokens
+
+    file = folder / "preprocessor_config.json"
+    pixels = read_json(file, file, dict[str, Any]) if file.is_file() else {}
+    mean, std = pixels.get("image_mean", IMAGENET_MEAN), pixels.get("image_std", IMAGENET_STD)
+    return ImageTeacher(config, encoder, encode, (height, width), mean, std)
 
 
 def make_teacher(config: ModelConfig) -> nn.Module | None:
@@ -154,16 +154,14 @@ def hash_teacher(config: ModelConfig) -> str:
     return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
 
 
-def _choose_kind(path: Path) -> type[VideoTeacher | TimmTeacher | TransformersTeacher]:
+def _choose_kind(path: Path) -> Callable[[ModelConfig], nn.Module]:
     """Tell by config.json, which folders of timm and transformers have."""
     file = path / "config.json"
-    if not file.is_file():
-        return VideoTeacher
-    described = read_json(file.read_text(encoding="utf-8", errors="replace"), file)
+    described = read_json(file, file, dict[str, Any]) if file.is_file() else {}
     if "architecture" in described:
-        return TimmTeacher
+        return make_timm_teacher
     # A VideoMAE has this project's architecture.
-    return VideoTeacher if described.get("model_type", "videomae") == "videomae" else TransformersTeacher
+    return VideoTeacher if described.get("model_type", "videomae") == "videomae" else make_transformers_teacher
 
 
 def _is_structure_only() -> bool:

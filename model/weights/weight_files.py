@@ -14,17 +14,16 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.errors import InputError
 from model.state_dict import StateDict
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-MAX_JSON = 2**20  # characters
-MAX_TENSORS = 10_000
 MAX_LEGACY_PICKLE = 2**24  # bytes at a file's start, before the numbers, in what PyTorch wrote before 1.6
 PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")  # of torch.compile and DistributedDataParallel, on every name
 
@@ -34,16 +33,10 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
 
     Raises InputError where the file is damaged, or holds anything else than weights.
     """
-    metadata: dict[str, str] = {}
+    is_safetensors = file.suffix == ".safetensors"
+    metadata = read_metadata(file) if is_safetensors else {}
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                metadata, names = opened.metadata() or {}, opened.keys()
-                if len(names) > MAX_TENSORS:
-                    raise ValueError(f"it holds {len(names)} tensors, and {MAX_TENSORS} are the most")
-                raw: Any = {name: opened.get_tensor(name) for name in names}
-        else:
-            raw = _read_pytorch(file)
+        raw: Any = load_file(file) if is_safetensors else _read_pytorch(file)
     except UnpicklingError as error:  # whose own text explains how to run the code in it
         reason = "it is damaged, or holds objects besides tensors, which might be code"
         raise InputError(f"{file} cannot be read as weights: {reason}") from error
@@ -76,13 +69,12 @@ def read_metadata(file: Path) -> dict[str, str]:
         raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
 
 
-def read_json(text: str, where: str | Path) -> Any:
-    """Parse JSON from inside or beside weights; raises InputError."""
+def read_json(source: str | Path, where: Path, kind: Any) -> Any:
+    """Parse JSON of this type, text inside weights or a file beside them; raises InputError."""
     try:
-        if len(text) > MAX_JSON:
-            raise ValueError(f"it is longer than {MAX_JSON} characters")
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        text = source if isinstance(source, str) else source.read_text(encoding="utf-8", errors="replace")
+        return msgspec.convert(json.loads(text), kind)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
 
 
@@ -131,11 +123,11 @@ def _read_pytorch(file: Path) -> Any:
         with zipfile.ZipFile(file) as opened:
             if sum(part.file_size for part in opened.infolist()) > file.stat().st_size:
                 raise ValueError("it is compressed, or its parts overlap")
-            pickles = [opened.read(part) for part in opened.infolist() if part.filename.endswith(".pkl")]
+            pickled = b"".join(opened.read(name) for name in opened.namelist() if name.endswith(".pkl"))
     else:
         with file.open("rb") as legacy:
-            pickles = [legacy.read(MAX_LEGACY_PICKLE)]
-    if any(b"bytearray" in pickled for pickled in pickles):
+            pickled = legacy.read(MAX_LEGACY_PICKLE)
+    if b"bytearray" in pickled:
         raise ValueError("it holds objects besides tensors")
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(file, map_location="cpu", weights_only=True)

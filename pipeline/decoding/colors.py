@@ -7,6 +7,8 @@ from av.video.frame import VideoFrame
 BT601, BT709, BT2020 = "smpte170m", "bt709", "bt2020nc"
 MATRICES = {1: BT709, 9: BT2020, 10: BT2020}
 FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+# Where 4:2:0 has its first chroma sample: pixels right of and below the center of the first one of luma.
+CHROMA_PLACES = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
 
 
 def describe(frame: VideoFrame) -> tuple[object, ...]:

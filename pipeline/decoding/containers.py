@@ -54,20 +54,19 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
 
     Raise av.error.FFmpegError, an ArgumentError if the format is not allowed.
     """
+    if isinstance(source, Path):
+        source = source.absolute()  # which FFmpeg takes for no URL
     limits = {
         "format_whitelist": DEMUXERS,
         "protocol_whitelist": "file" if isinstance(source, Path) else "none",
         "max_pixels": str(MAX_PIXELS),  # FFmpeg decodes a little to probe the streams
     }
-    if isinstance(source, Path):
-        file: str | BinaryIO = str(source.absolute())
-    else:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         return av.open(file, mode="r", options=limits | options, **ANY_TAGS)
     except av.error.ArgumentError:
         # JPEGs in a row are one picture to FFmpeg, unless their file has a video's name.
-        with open(file, "rb") if isinstance(file, str) else nullcontext(file) as opened:
+        with file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened:
             opened.seek(0)
             if opened.read(len(JPEG)) != JPEG:
                 raise
@@ -78,13 +77,13 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
 def main_stream(container: InputContainer) -> VideoStream | None:
     """Return the video stream that players show: no cover image; a default stream before others, then the longest, then
     the first. Its decoder fails at frames of more than MAX_PIXELS."""
+
+    def rank(stream: VideoStream) -> tuple[bool, float]:
+        seconds = float((stream.duration or 0) * (stream.time_base or 0))
+        return Disposition.default in stream.disposition, seconds
+
     streams = [stream for stream in container.streams.video if Disposition.attached_pic not in stream.disposition]
-    main = max(streams, key=_rank, default=None)
+    main = max(streams, key=rank, default=None)
     if main is not None and main.codec_context is not None:
         main.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
     return main
-
-
-def _rank(stream: VideoStream) -> tuple[bool, float]:
-    seconds = float((stream.duration or 0) * (stream.time_base or 0))
-    return Disposition.default in stream.disposition, seconds

@@ -3,7 +3,6 @@
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -15,13 +14,12 @@ from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log_note
-from common.threads import run_in_thread
 from pipeline.config import DataConfig
-from pipeline.decoding.dali_policy import DaliPolicy
-from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, EncodedVideo, JoinedVideo, join_videos
+from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, DaliPolicy, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.reading.reader import Reader
+from pipeline.reading.storage import call_with_timeout
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
 from pipeline.video_error import VideoError
@@ -34,6 +32,8 @@ GPU_PIPELINES = 8
 PROBED_SAMPLES = 1000  # the first ones of a dataset, among which one of each codec is looked for
 NVDEC = "libnvcuvid.so.1"
 PROBES = 3  # videos of a codec that are tried: one may be corrupt
+SHARE_STEP = 1 / 16
+MIN_WAIT_S = 0.002  # shorter waits say nothing
 
 
 @lru_cache
@@ -95,7 +95,9 @@ class DaliGraph:
         for number, video in enumerate(videos):
             for place, cut in enumerate(video.cuts):
                 spans[number, place] = cut.first, cut.first + cut.num_frames
-                boxes[number, place] = _region(cut.row)
+                x, y, width, height = cut.row.crop
+                left, right = (x + width, x) if cut.row.flip else (x, x + width)
+                boxes[number, place] = (y, left), (y + height, right)
         self._pipeline.feed_input("encoded", [video.data for video in videos])
         self._pipeline.feed_input("numbers", [np.array(video.numbers, np.int32) for video in videos])
         self._pipeline.feed_input("spans", spans)
@@ -112,13 +114,6 @@ class DaliGraph:
         tensors = [torch.from_dlpack(frames[number]) for number in range(len(frames))]
         self._pipeline.release_outputs()
         return tensors
-
-
-def _region(row: PlanRow) -> list[tuple[int, int]]:
-    """Return top and left, bottom and right of the crop, left and right exchanged for a flip."""
-    x, y, width, height = row.crop
-    first, last = (x + width, x) if row.flip else (x, x + width)
-    return [(y, first), (y + height, last)]
 
 
 def split_cuts(
@@ -145,39 +140,45 @@ class Dali:
         """timeout: seconds after which a batch counts as hung."""
         self._device, self._plan, self._num_graphs, self._timeout = device, plan, num_graphs, timeout
         self._graphs: deque[DaliGraph] = deque()  # the next one first
-        self._fed: deque[list[tuple[DaliGraph, list[JoinedVideo]]]] = deque()
+        self._fed: dict[int, list[tuple[DaliGraph, list[JoinedVideo]]]] = {}  # by batch
+        self._error: RuntimeError | None = None
         self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()  # DALI's memory, until it has been copied
 
-    def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
-        """Start on DALI's part of a batch. Raise RuntimeError if it is refused."""
-        if not self._graphs:
-            crops = self._plan.crops_per_decode
-            max_videos = -(-self._plan.batch_size // crops // self._num_graphs)
-            sizes = crops * CLIPS_PER_VIDEO, self._plan.frame_size, max_videos
-            self._graphs.extend(DaliGraph(self._device, *sizes) for _ in range(self._num_graphs))
-        joined = join_videos(videos, block)
-        parts = [(graph, joined[number :: self._num_graphs]) for number, graph in enumerate(self._graphs)]
-        self._fed.append(parts[: len(joined)])
-        for graph, part in self._fed[-1]:
-            graph.feed(part)
-        self._graphs.rotate(-len(joined))
+    def feed(self, batch: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
+        """Start on DALI's part of a batch, once. `take` raises what goes wrong, most likely with an earlier batch."""
+        if self._error or batch in self._fed:
+            return
+        try:
+            if not self._graphs:
+                crops = self._plan.crops_per_decode
+                max_videos = -(-self._plan.batch_size // crops // self._num_graphs)
+                sizes = crops * CLIPS_PER_VIDEO, self._plan.frame_size, max_videos
+                self._graphs.extend(DaliGraph(self._device, *sizes) for _ in range(self._num_graphs))
+            joined = join_videos(videos, block)
+            parts = [(graph, joined[number :: self._num_graphs]) for number, graph in enumerate(self._graphs)]
+            self._fed[batch] = parts[: len(joined)]
+            for graph, part in self._fed[batch]:
+                graph.feed(part)
+            self._graphs.rotate(-len(joined))
+        except RuntimeError as error:
+            self._error = error
 
-    def take(self) -> dict[int, UInt8[Tensor, "T H W C"]]:
-        """Wait for the clips that were fed first, by their indices in the batch, in DALI's memory. Raise RuntimeError
-        if one cannot be decoded, TimeoutError if DALI hangs."""
-        parts = self._fed.popleft()
+    def take(self, batch: int) -> dict[int, UInt8[Tensor, "T H W C"]]:
+        """Wait for the clips of the batch that was fed first, by their indices in it, in DALI's memory. Raise
+        RuntimeError if a video cannot be decoded, TimeoutError if DALI hangs."""
+        if self._error:
+            raise self._error
+        parts = self._fed.pop(batch)
 
         def take() -> list[list[Tensor]]:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
             return [graph.take() for graph, _ in parts]
 
-        waiting = run_in_thread(take, "dali")
-        if not wait([waiting], self._timeout).done:
-            raise TimeoutError(f"no answer for {self._timeout:g} s")
+        all_taken = call_with_timeout(take, self._timeout, "data.decode_timeout_s")
         return {
             index: clip
-            for (_, videos), taken in zip(parts, waiting.result(), strict=True)
+            for (_, videos), taken in zip(parts, all_taken, strict=True)
             for video, frames in zip(videos, taken, strict=True)
             for index, clip in split_cuts(video, frames)
         }
@@ -195,6 +196,7 @@ class Dali:
         """Drop the graphs with all that is in flight."""
         self._graphs.clear()
         self._fed.clear()
+        self._error = None
 
     def close(self) -> None:
         self.reset()
@@ -203,14 +205,20 @@ class Dali:
         self._in_use.clear()
 
 
+def adjust_share(share: float, workers_s: float, dali_s: float) -> float:
+    """Return DALI's share of the next chunks, so that it and the workers, which were waited for so long, come to be
+    equally far ahead: none while workers alone keep up."""
+    change = SHARE_STEP if workers_s > dali_s else -SHARE_STEP
+    return min(1.0, max(0.0, share + change)) if abs(workers_s - dali_s) >= MIN_WAIT_S else share
+
+
 def choose_policy(dataset: ShardDataset, device: torch.device, config: DataConfig) -> DaliPolicy:
     """Raise InputError if data.decoder is dali and DALI lacks a codec of these shards on this device."""
-    share = float(config.decoder == "dali") if config.dali_share is None else config.dali_share
-    share = 1.0 if share == "auto" else share  # of the chunks that the loader leaves to DALI
-    if config.decoder == "pyav" or not share:
+    share = config.share_of_dali
+    if not share:
         return DaliPolicy()
-    side_step = SIDE_STEP if device.type == "cuda" else 1  # see SIDE_STEP
-    return DaliPolicy(_find_codecs(dataset, device, config), share, side_step)
+    side_step = SIDE_STEP if device.type == "cuda" else 1
+    return DaliPolicy(_find_codecs(dataset, device, config), 1.0 if share == "auto" else share, side_step)
 
 
 def _find_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> frozenset[str]:

@@ -25,7 +25,7 @@ UNTOLD = (b"edts", b"colr")  # boxes of what no packet says: hidden frames, othe
 
 
 class SliceDecoder:
-    """Decodes the wanted frames of a slice in the calling thread: from its packets or, where this fails, as Video."""
+    """Decodes the wanted frames of a slice: from its packets or, where this fails, as Video."""
 
     def __init__(self, video: VideoSlice) -> None:
         self._video = video
@@ -52,7 +52,13 @@ class SliceDecoder:
         fragments = list(read_fragments(data))
         if sum(fragment.num_frames for fragment in fragments) != self._video.num_frames:
             raise ValueError("other frames than the group table says")
-        decoder = open_decoder(*read_header(bytes(data[: fragments[0].start])))
+        name, extradata = read_header(bytes(data[: fragments[0].start]))
+        decoder = av.CodecContext.create(name, "r")
+        assert isinstance(decoder, VideoCodecContext)
+        if extradata:
+            decoder.extradata = extradata
+        decoder.thread_count = 1  # clips are decoded in parallel, one per thread
+        decoder.options = {"max_pixels": str(MAX_PIXELS)}
         first = 0
         for fragment in fragments:
             if fragment.packets is None:
@@ -81,16 +87,6 @@ class SliceDecoder:
             if frame.pts in wanted:
                 wanted.remove(frame.pts)
                 yield frame.pts, frame
-
-
-def open_decoder(name: str, extradata: bytes | None) -> VideoCodecContext:
-    decoder = av.CodecContext.create(name, "r")
-    assert isinstance(decoder, VideoCodecContext)
-    if extradata:
-        decoder.extradata = extradata
-    decoder.thread_count = 1  # clips are decoded in parallel, one per thread
-    decoder.options = {"max_pixels": str(MAX_PIXELS)}
-    return decoder
 
 
 @lru_cache(maxsize=256)  # videos of one size, encoded alike, have the same header; opening it takes .2 ms

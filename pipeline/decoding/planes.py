@@ -31,6 +31,14 @@ class Layout(NamedTuple):
     def sample_bytes(self) -> int:
         return 1 if self.bits == 8 else 2
 
+    @classmethod
+    def find(cls, frame: VideoFrame) -> "Layout | None":
+        """Return None for other formats, and for frames that are not upright."""
+        bits = BITS.get(frame.format.name)
+        if bits is None or count_turns(frame):
+            return None
+        return cls(find_matrix(frame), is_full_range(frame), find_siting(frame), bits)
+
 
 class PlanarFrames(NamedTuple):
     """A window of the frames of a video, in the block of a batch, laid out as kernels.crop_resize takes them."""
@@ -54,12 +62,9 @@ def is_worth_uploading(window: Crop, num_clips: int, size: FrameSize) -> bool:
 
 
 def copy_frames(
-    frames: Iterable[tuple[int, VideoFrame]],
-    numbers: Sequence[int],
-    window: Crop,
-    stored: tuple[int, int],
+    frames: Iterable[tuple[int, VideoFrame]], numbers: Sequence[int], window: Crop, stored: tuple[int, int],
     allocate: Allocate,
-) -> PlanarFrames | None:
+) -> PlanarFrames | None:  # fmt: skip
     """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike, or if
     there is no room.
 
@@ -69,10 +74,12 @@ def copy_frames(
     layout, known = None, None
     for number, frame in frames:
         if layout is None:
-            layout, known = find_layout(frame), describe(frame)
+            layout, known = Layout.find(frame), describe(frame)
             if layout is None or (frame.width, frame.height) != stored:
                 return None
-            shapes = [(rows, columns * layout.sample_bytes) for rows, columns in plane_shapes(window)]
+            chroma = (window.height + 1) // 2, (window.width + 1) // 2
+            sizes = (window.height, window.width), chroma, chroma
+            shapes = [(rows, columns * layout.sample_bytes) for rows, columns in sizes]
             ends = list(accumulate(rows * width for rows, width in shapes))
             length = ends[-1]
             if (room := allocate(len(places) * length)) is None:
@@ -82,28 +89,9 @@ def copy_frames(
             targets = [plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)]
         elif describe(frame) != known:
             return None
-        copy_window(frame, window, layout.sample_bytes, [target[places[number]] for target in targets])
+        for plane, target, step in zip(frame.planes, targets, (1, 2, 2), strict=True):
+            first = window.y // step * plane.line_size + window.x // step * layout.sample_bytes
+            copy = target[places[number]]
+            copy[:] = np.ndarray(copy.shape, np.uint8, memoryview(plane), first, (plane.line_size, 1))
     assert layout is not None
     return PlanarFrames([start + places[number] * length for number in numbers], window, layout)
-
-
-def find_layout(frame: VideoFrame) -> Layout | None:
-    bits = BITS.get(frame.format.name)
-    if bits is None or count_turns(frame):
-        return None
-    return Layout(find_matrix(frame), is_full_range(frame), find_siting(frame), bits)
-
-
-def plane_shapes(window: Crop) -> list[tuple[int, int]]:
-    chroma = (window.height + 1) // 2, (window.width + 1) // 2
-    return [(window.height, window.width), chroma, chroma]
-
-
-def copy_window(
-    frame: VideoFrame, window: Crop, sample_bytes: int, targets: Sequence[UInt8[np.ndarray, "rows width"]]
-) -> None:
-    """Copy a window of a frame's planes, which begins at whole chroma samples, to `targets`."""
-    for plane, target, step in zip(frame.planes, targets, (1, 2, 2), strict=True):
-        stride = plane.line_size
-        start = window.y // step * stride + window.x // step * sample_bytes
-        target[:] = np.ndarray(target.shape, np.uint8, memoryview(plane), start, (stride, 1))

@@ -5,10 +5,10 @@ number of frames; where anything does not fit (no timestamps, hidden frames, wro
 the start.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,8 @@ from pipeline.video_error import VideoError
 MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
 EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 # Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
-EXACT_COLORS = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+EXACT = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
+EXACT_COLORS = EXACT | Interpolation.FULL_CHR_H_INT
 # Filters that turn a frame upright, by the number of counter-clockwise quarter turns.
 UPRIGHT: tuple[list[tuple[str, str]], ...] = (
     [],
@@ -46,18 +47,13 @@ class Index(NamedTuple):
     pts: list[int]
     keyframes: list[tuple[int, int]]  # timestamp, index of the packet
 
-    def find_keyframe(self, number: int) -> tuple[int, int] | None:
-        """Return the last keyframe presented no later than frame `number`."""
+    def find_keyframe(self, number: int) -> int | None:
+        """Return the packet of the last keyframe presented no later than frame `number`, None if there is none."""
         earlier = bisect_right(self.keyframes, self.pts[number], key=itemgetter(0))
-        return self.keyframes[earlier - 1] if earlier else None
-
-    def find_gop_start(self, number: int) -> int:
-        """Return the frame from which on frame `number` can be decoded."""
-        keyframe = self.find_keyframe(number)
-        return bisect_left(self.pts, keyframe[0]) if keyframe else 0
+        return self.keyframes[earlier - 1][1] if earlier else None
 
 
-class Video:
+class Video(AbstractContextManager["Video"]):
     """An open video, decoded in the calling thread; a context manager."""
 
     def __init__(self, source: bytes | Path, num_frames: int | None = None) -> None:
@@ -83,13 +79,7 @@ class Video:
         self._stream = stream
         self._stream.codec_context.thread_count = 1  # clips are decoded in parallel, one per thread
 
-    def __enter__(self) -> "Video":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._container.close()
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
@@ -114,24 +104,16 @@ class Video:
         index = self._read_index()
         if index is None or numbers[-1] >= len(index.pts):
             return
-        run: list[int] = []
-        for number in numbers:
-            # A jump costs nothing measurable, a frame .3 ms.
-            if run and index.find_gop_start(number) > run[-1] + 1:
-                yield from self._decode_run(index, run)
-                run = []
-            run.append(number)
-        yield from self._decode_run(index, run)
+        for first, group in groupby(numbers, index.find_keyframe):  # a jump costs nothing measurable, a frame .3 ms
+            if first is not None:
+                yield from self._decode_group(index, first, group)
 
-    def _decode_run(self, index: Index, run: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        keyframe = index.find_keyframe(run[0])
-        if keyframe is None:
-            return
-        numbers = {index.pts[number]: number for number in run}
+    def _decode_group(self, index: Index, first: int, group: Iterable[int]) -> Iterator[tuple[int, VideoFrame]]:
+        numbers = {index.pts[number]: number for number in group}
         to_send = len(numbers)
         decoder = self._stream.codec_context
         decoder.flush_buffers()
-        for packet in index.packets[keyframe[1] :]:
+        for packet in index.packets[first:]:
             reduce_unwanted(decoder, packet.pts in numbers)
             to_send -= packet.pts in numbers
             # After the last wanted packet, drain what the decoder holds back for reordering.
@@ -144,14 +126,11 @@ class Video:
             if to_send == 0:
                 return
 
-    def _read_packets(self) -> list[av.Packet]:
-        return [packet for packet in self._container.demux(self._stream) if packet.size]
-
     def _read_index(self) -> Index | None:
         """Read all packets; None if their timestamps do not identify the frames, or they do not go into memory."""
         if isinstance(self._source, Path) and self._source.stat().st_size > MAX_BYTES:
             return None
-        packets = self._read_packets()
+        packets = [packet for packet in self._container.demux(self._stream) if packet.size]
         shown = sorted(packet.pts for packet in packets if packet.pts is not None and not packet.is_discard)
         fits = self._num_frames is None or len(shown) == self._num_frames
         changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
@@ -161,7 +140,7 @@ class Video:
         return Index(packets, shown, keyframes)
 
     def _decode_from_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        self.close()
+        self._container.close()
         self._open()
         wanted = set(numbers)
         # PyAV leaks 300 bytes of a decoder that is neither exhausted nor closed: 1 MiB per 3,500 clips.

@@ -17,7 +17,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import describe, find_matrix, find_siting
+from pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns, view_plane
@@ -29,8 +29,9 @@ from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler aborts the process (8.1)
-# Where 4:2:0 has its first chroma sample, across and down, in 1/256 of a pixel from the center of the first pixel.
-CHROMA_PLACES = {"left": (0, 128), "center": (128, 128)}
+
+Clips = UInt8[np.ndarray, "views T H W 3"]
+Image = UInt8[np.ndarray, "H W 3"]
 
 
 class VideoSource:
@@ -39,9 +40,7 @@ class VideoSource:
     def recognizes(self, source: bytes | Path) -> bool:
         return True
 
-    def cut_views(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: UInt8[np.ndarray, "views T H W 3"]
-    ) -> int:
+    def cut_views(self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips) -> int:
         if (channels := arrays.count_channels([sample.codec])) != 3:
             raise VideoError(f"it is not an array, but the sample table says that it has {channels} channels")
         times: dict[int, list[int]] = {}
@@ -71,10 +70,8 @@ class VideoSource:
     def read_frames(
         self, source: bytes | Path, numbers: Sequence[int], num_frames: int | None
     ) -> UInt8[np.ndarray, "T H W 3"]:
-        decoded: dict[int, np.ndarray] = {}
         with Video(source, num_frames) as video:
-            for number, frame in video.frames(numbers):
-                decoded[number] = np.rot90(as_rgb(frame), count_turns(frame))
+            decoded = {n: np.rot90(as_rgb(frame), count_turns(frame)) for n, frame in video.frames(numbers)}
         return np.stack([decoded[number] for number in numbers])
 
 
@@ -86,12 +83,12 @@ class Scaler:
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
 
-    def __call__(self, frame: VideoFrame) -> UInt8[np.ndarray, "H W 3"]:
+    def __call__(self, frame: VideoFrame) -> Image:
         image = np.empty((*self._size, 3), np.uint8)
         self.scale(frame, image)
         return image
 
-    def scale(self, frame: VideoFrame, image: UInt8[np.ndarray, "H W 3"]) -> None:
+    def scale(self, frame: VideoFrame, image: Image) -> None:
         """Write the scaled frame to `image`. Raise VideoError if it cannot be scaled."""
         layout = describe(frame)
         try:
@@ -107,30 +104,25 @@ class Scaler:
             raise VideoError(f"frames of format {frame.format.name} cannot be scaled")
         graph = Graph()
         graph.threads = 1  # clips are decoded in parallel, one per thread
-        siting = find_siting(frame)
-        turns = count_turns(frame)
-        width, height = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
-        box = self._crop.within(self._stored, (width, height))
-        steps = [
+        siting, turns = find_siting(frame), count_turns(frame)
+        sides = (frame.height, frame.width) if turns % 2 else (frame.width, frame.height)
+        box = self._crop.within(self._stored, sides)
+        # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
+        exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
+        across, down = (int(256 * place) for place in CHROMA_PLACES[siting])
+        is_placed = frame.format.name in EIGHT_BIT_420
+        place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
+        filters = [
+            # The graph passes frames through one by one and never looks at their timestamps.
+            ("buffer", f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"),
             declare_colors(find_matrix(frame)),
             *UPRIGHT[turns],
             *crop_filters(frame.format, box, siting),
-            ("scale", self._scaling_options(frame.format, box, siting)),
+            ("scale", f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"),
             ("buffersink", "pixel_formats=gbrp"),
         ]
-        # The graph passes frames through one by one and never looks at their timestamps.
-        source = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
-        filters = [graph.add(name, options or None) for name, options in [("buffer", source), *steps]]
-        graph.link_nodes(*filters).configure()
+        graph.link_nodes(*(graph.add(name, options or None) for name, options in filters)).configure()
         return graph
-
-    def _scaling_options(self, form: VideoFormat, box: Crop, siting: str) -> str:
-        # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
-        exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
-        across, down = CHROMA_PLACES[siting]
-        is_placed = form.name in EIGHT_BIT_420
-        place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
-        return f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"
 
 
 def declare_colors(matrix: str) -> tuple[str, str]:
@@ -138,7 +130,7 @@ def declare_colors(matrix: str) -> tuple[str, str]:
     return "setparams", f"colorspace={matrix}:color_primaries=smpte170m:color_trc=smpte170m"
 
 
-def interleave(planar: VideoFrame, flip: bool, image: UInt8[np.ndarray, "H W 3"]) -> None:
+def interleave(planar: VideoFrame, flip: bool, image: Image) -> None:
     """Write a frame of planes (gbrp) to `image` as RGB."""
     for plane, channel in zip(planar.planes, (1, 2, 0), strict=True):
         values = view_plane(plane, image.shape[:2])

@@ -13,6 +13,7 @@ resume with the same number of processes only.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -89,19 +90,9 @@ class TrainingPlan(ClipPlan):
     """Endless stream of training clips."""
 
     def __init__(
-        self,
-        dataset: ShardDataset,
-        config: DataConfig,
-        *,
-        num_frames: int,
-        image_size: int | Sequence[int],
-        seed: int,
-        batch_size: int,
-        global_batch: int | None = None,
-        batch_multiple: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+        self, dataset: ShardDataset, config: DataConfig, *, num_frames: int, image_size: int | Sequence[int], seed: int,
+        batch_size: int, global_batch: int | None = None, batch_multiple: int = 1, rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
         """Prepare the plan of one rank; nothing is laid out in advance.
 
         batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
@@ -182,18 +173,9 @@ class EvaluationPlan(ClipPlan):
     """
 
     def __init__(
-        self,
-        dataset: ShardDataset,
-        config: DataConfig,
-        *,
-        num_frames: int,
-        image_size: int | Sequence[int],
-        batch_size: int,
-        num_temporal: int = 1,
-        num_spatial: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+        self, dataset: ShardDataset, config: DataConfig, *, num_frames: int, image_size: int | Sequence[int],
+        batch_size: int, num_temporal: int = 1, num_spatial: int = 1, rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
         """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
@@ -243,11 +225,8 @@ def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int)
     size, larger = divmod(groups, world_size * rounds)
     smaller = world_size * rounds - larger  # passes, which come first: an empty one is the first of its rank
     starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]
-    mine = [
-        range(starts[number] * multiple, starts[number + 1] * multiple)
-        for number in range(rank, len(starts) - 1, world_size)
-    ]
-    return [part for part in mine if part]
+    parts = [range(start * multiple, end * multiple) for start, end in pairwise(starts)]
+    return [part for part in parts[rank::world_size] if part]
 
 
 def check_strides(dataset: ShardDataset, config: DataConfig) -> None:

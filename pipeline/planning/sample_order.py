@@ -41,14 +41,13 @@ Samples = range | Int[np.ndarray, " samples"]
 class _Spans(NamedTuple):
     """Pieces of shards, each of at least one sample, in the order of the shards."""
 
-    shards: Int[np.ndarray, " spans"]
     first: Int[np.ndarray, " spans"]  # index of the first sample among those of the dataset that take part
     counts: Int[np.ndarray, " spans"]
 
     @classmethod
-    def make(cls, shards: Int[np.ndarray, " shards"], counts: Int[np.ndarray, " shards"]) -> "_Spans":
-        shards, counts = shards[counts > 0], counts[counts > 0]
-        return cls(shards, np.cumsum(counts) - counts, counts)
+    def make(cls, counts: Int[np.ndarray, " shards"]) -> "_Spans":
+        counts = counts[counts > 0]
+        return cls(np.cumsum(counts) - counts, counts)
 
 
 class SampleOrder:
@@ -74,7 +73,7 @@ class SampleOrder:
             )
         self._spans = [spans for _, spans in members]
         for part, spans in enumerate(self._spans if self._nodes > 1 else ()):  # as nodes divide the shards
-            order = rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.shards))
+            order = rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.counts))
             self._spans[part] = _Spans(*(column[order] for column in spans))
         self._tables = dataset.parts
         self._class_weights = _weigh_classes(dataset, config, self._samples) if config.class_balance else []
@@ -147,13 +146,13 @@ class SampleOrder:
         everything, (begin, end) = self._spans[part], self._share(part, node)
         ends = np.cumsum(everything.counts)
         first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
-        shards, starts, counts = (column[first : last + 1].copy() for column in everything)
+        starts, counts = (column[first : last + 1].copy() for column in everything)
         cut = begin - int(ends[first] - counts[0])
         starts[0] += cut
         counts[0] -= cut
         counts[-1] -= int(ends[last]) - end
-        by_shard = np.argsort(shards)
-        return _Spans(shards[by_shard], starts[by_shard], counts[by_shard])
+        by_shard = np.argsort(starts)
+        return _Spans(starts[by_shard], counts[by_shard])
 
     def _find_window(self, part: int, node: int, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
         """Return the samples, in order, of the window that a place of a node's stream is in, and the place in it."""
@@ -175,15 +174,12 @@ class SampleOrder:
     def _shuffle_window(self, part: int, node: int, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
         spans, (order, _) = self._node_spans(part, node), self._epoch(part, node, epoch)
         chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        starts = spans.first[chosen]
-        ends = starts + spans.counts[chosen]
-        is_gap = starts[1:] != ends[:-1]  # neighboring spans in one run: each call for words costs 10 us
-        runs = list(zip(starts[np.r_[True, is_gap]].tolist(), ends[np.r_[is_gap, True]].tolist(), strict=True))
-        samples = np.concatenate([np.arange(*run) for run in runs])
+        pieces = list(zip(spans.first[chosen].tolist(), spans.counts[chosen].tolist(), strict=True))
+        samples = np.concatenate([np.arange(first, first + count) for first, count in pieces])
         place = epoch, part, 0
-        words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, end - start, start) for start, end in runs]
+        words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, count, first) for first, count in pieces]
         samples = samples[np.argsort(np.concatenate(words), kind="stable")]
-        return self._balance(part, samples, (epoch, part, int(starts[0]))) if self._class_weights else samples
+        return self._balance(part, samples, (epoch, part, pieces[0][0])) if self._class_weights else samples
 
     def _balance(
         self, part: int, samples: Int[np.ndarray, " samples"], place: tuple[int, int, int]
@@ -207,20 +203,16 @@ class SampleOrder:
 
 def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
     """List the samples of each dataset of the mix that take part, and their shards."""
-    firsts, counts = dataset.shard_of.first_of_shard, dataset.shard_of.counts
-    num_parts = int(dataset.part_of.max()) + 1
     if config.subset is not None:
-        if num_parts > 1:
+        if len(dataset.parts) > 1:
             raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
         samples = choose_subset(dataset, config)
-        return [(samples, _Spans.make(*np.unique(dataset.shard_of[samples], return_counts=True)))]
-    ends = np.searchsorted(dataset.part_of, np.arange(num_parts), side="right").tolist()
-    found: list[tuple[Samples, _Spans]] = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        of_part = counts[start:end]
-        samples = range(int(firsts[start]), int(firsts[start] + of_part.sum()))
-        found.append((samples, _Spans.make(np.arange(start, end), of_part)))
-    return found
+        return [(samples, _Spans.make(np.unique(dataset.shard_of(samples), return_counts=True)[1]))]
+    ends = np.cumsum([part.counts.sum() for part in dataset.parts]).tolist()
+    return [
+        (range(start, end), _Spans.make(part.counts))
+        for start, end, part in zip([0, *ends], ends, dataset.parts, strict=False)
+    ]
 
 
 def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:

@@ -67,17 +67,16 @@ class ShardCache:
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
         self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
-        self.is_full = not self._max_bytes  # other shards are read from the store because there is no room
+        self._is_full = False  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Sums since the start: `download_seconds` of all threads, `cache_hits` and `streamed` reads of clips."""
+    def take_counts(self) -> Counter[str]:
+        """Return sums since the last call: `download_seconds` of all threads, `cache_hits` and `streamed_clips`."""
         with self._lock:
-            return Counter(self._counts)
+            counts, self._counts = self._counts, Counter()
+            return counts
 
     def count(self, **amounts: float) -> None:
-        """Add to the counts."""
         with self._lock:
             self._counts.update(amounts)
 
@@ -100,9 +99,8 @@ class ShardCache:
         return data
 
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
-        """Download a file that is not counted, once."""
+        """Download a file that takes no room of data.cache_gib, once."""
         path = self.path(url, sha256)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path):
             if not path.exists():
                 self._download(url, path, size, sha256)
@@ -118,8 +116,10 @@ class ShardCache:
             return None
         path = self.path(url, sha256)
         self._lease(path.parent)
-        if path.exists() or self.is_full:
-            return path if path.exists() else None
+        if path.exists():
+            return path
+        if self._is_full:
+            return None
         with locked(path):
             try:
                 if not path.exists():
@@ -130,9 +130,9 @@ class ShardCache:
                 if error.errno not in FULL_DISK:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
-                if not self.is_full:
-                    self.is_full = True
+                if not self._is_full:
                     log(f"cache {self._folder} is full ({error.strerror}): shards are read in the store", sys.stderr)
+                self._is_full = True
                 return None
 
     @cached_property
@@ -143,7 +143,6 @@ class ShardCache:
         """Keep others from removing a dataset's shards for as long as this cache exists."""
         with self._lock:
             if folder not in self._leases:
-                folder.mkdir(parents=True, exist_ok=True)
                 self._leases[folder] = _open_lock(folder / ".in_use")
                 fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
 
@@ -156,7 +155,10 @@ class ShardCache:
         if unfinished.exists():  # of a process that was killed
             return
         with locked(self._folder / "all"):
-            sizes = self._list_sizes()
+            sizes: dict[Path, int] = {}  # an unfinished download takes the room of the whole file
+            for copy in [*self._folder.glob("*/*.tar"), *self._folder.glob("*/.*.partial")]:
+                with suppress(FileNotFoundError):
+                    sizes[copy] = copy.stat().st_size if copy.suffix == ".tar" else int(copy.suffixes[-2][1:])
             room = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
                 if room < 0 and not self._is_in_use(copy.parent):
@@ -165,17 +167,6 @@ class ShardCache:
             if room < 0:
                 raise OSError(errno.ENOSPC, f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
             unfinished.touch()
-
-    def _list_sizes(self) -> dict[Path, int]:
-        """Bytes of all shards here and on their way: an unfinished download takes the room of the whole file."""
-        sizes = {}
-        for path in self._folder.glob("*/*"):
-            with suppress(FileNotFoundError):
-                if path.suffix == ".tar":
-                    sizes[path] = path.stat().st_size
-                elif path.suffix == ".partial":
-                    sizes[path] = int(path.suffixes[-2][1:])
-        return sizes
 
     def _is_in_use(self, folder: Path) -> bool:
         if folder in self._leases:
@@ -211,6 +202,7 @@ def _partial(path: Path, size: int) -> Path:
 
 def _open_lock(path: Path) -> BinaryIO:
     """Open a lock file that is no link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
     except OSError as error:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from common.errors import InputError
 from pipeline.planning.plan import ClipPlan
@@ -18,35 +17,6 @@ from pipeline.video_error import VideoError
 
 DOWNLOAD_THREADS = 8
 BATCHES_AHEAD = 256  # whose shards are downloaded; these stay in the cache, so early costs nothing
-ReadRange = Callable[[int, int], bytes]  # offset in the video, bytes: fewer at the end of the shard
-T = TypeVar("T")
-
-
-def read_file(file: Path, video: Sample, parse: Callable[[ReadRange], T]) -> T:
-    """Call `parse` with what reads of a video in a shard."""
-    try:
-        with open(file, "rb", buffering=0) as shard:
-            return parse(lambda offset, size: os.pread(shard.fileno(), size, video.offset + offset))
-    except FileNotFoundError as error:
-        raise InputError(f"{file} is missing: run `python shard_tools/check_shards.py` on its folder") from error
-
-
-def parse_video(video: Sample, read: ReadRange) -> bytes:
-    """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
-    to something."""
-    data = read(0, video.size)
-    if len(data) < video.size:
-        raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
-    if hashlib.sha256(data).hexdigest() != video.sha256:
-        raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
-    return data
-
-
-def parse_clip(video: Sample, gops: GopIndex | None, frames: tuple[int, ...], read: ReadRange) -> VideoSlice:
-    """Read what of a video holds these frames: groups of pictures, or all where it has none."""
-    if gops is None:
-        return VideoSlice(parse_video(video, read), frames, video.num_frames)
-    return gops.slice_video(frames, read)
 
 
 class Reader:
@@ -57,7 +27,7 @@ class Reader:
 
     def read(self, sample: int) -> bytes:
         """Read a whole video; raises VideoError if its bytes are not those that were stored."""
-        return self._read_checked(sample, partial(parse_video, self._dataset.samples[sample]))
+        return self._read_checked(sample, None, ()).data
 
     def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
         """Read the GOPs of a video that hold these frames, or all of it where it has no closed GOPs.
@@ -65,8 +35,7 @@ class Reader:
         Waits for the download of a remote shard. Raises VideoError if the bytes are not those that were stored,
         InputError if they cannot be had.
         """
-        video, gops = self._dataset.samples[sample], self._dataset.gops[sample]
-        return self._read_checked(sample, partial(parse_clip, video, gops, tuple(frames)))
+        return self._read_checked(sample, self._dataset.gops[sample], tuple(frames))
 
     def find_shard(self, shard: int) -> Path | None:
         """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
@@ -75,25 +44,40 @@ class Reader:
             return Path(url)
         return self._dataset.cache.fetch(url, info.sha256, info.num_bytes)
 
-    def _read_checked(self, sample: int, parse: Callable[[ReadRange], T]) -> T:
-        """Call `parse`; if the local copy of a remote shard is damaged, remove it and call again with the store's."""
-        video, shard = self._dataset.samples[sample], int(self._dataset.shard_of[sample])
+    def _read_checked(self, sample: int, gops: GopIndex | None, frames: tuple[int, ...]) -> VideoSlice:
+        """Read from the shard, or from the store's if the local copy of a remote one is damaged, which is removed."""
+        video, shard = self._dataset.samples[sample], int(self._dataset.shard_of(sample))
         if video.problem:
             raise VideoError(video.problem)
-        cache, url = self._dataset.cache, self._dataset.shards[shard]
-        if not is_remote(url):
-            return read_file(Path(url), video, parse)
-        copy = self.find_shard(shard)
-        cache.count(**{"cache_hits" if copy else "streamed_clips": 1})
-        if copy:
+        cache, url, file = self._dataset.cache, self._dataset.shards[shard], self.find_shard(shard)
+        slice_video = partial(gops.slice_video if gops else partial(check_video, video), frames)
+        if is_remote(url):
+            cache.count(**{"cache_hits" if file else "streamed_clips": 1})
+        if file:
             try:
-                return read_file(copy, video, parse)
-            except InputError:  # it is missing: another process has evicted it
-                pass
+                with open(file, "rb", buffering=0) as opened:
+                    return slice_video(lambda offset, size: os.pread(opened.fileno(), size, video.offset + offset))
+            except FileNotFoundError as error:  # or another process has evicted it
+                if not is_remote(url):
+                    advice = "run `python shard_tools/check_shards.py` on its folder"
+                    raise InputError(f"{file} is missing: {advice}") from error
             except VideoError:
-                copy.unlink(missing_ok=True)
+                if not is_remote(url):
+                    raise
+                file.unlink(missing_ok=True)
         store, name = cache.store(url)
-        return parse(lambda offset, size: store.read_range(name, first := video.offset + offset, first + size))
+        return slice_video(lambda offset, size: store.read_range(name, start := video.offset + offset, start + size))
+
+
+def check_video(video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]) -> VideoSlice:
+    """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
+    to something."""
+    data = read(0, video.size)
+    if len(data) < video.size:
+        raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
+    if hashlib.sha256(data).hexdigest() != video.sha256:
+        raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
+    return VideoSlice(data, frames, video.num_frames)
 
 
 class LookAhead:
@@ -110,7 +94,7 @@ class LookAhead:
         """Look ahead from `batch`; return at once."""
         self._next_batch = max(self._next_batch, batch)
         while self._next_batch <= batch + BATCHES_AHEAD and (samples := self._plan.samples(self._next_batch)):
-            for shard in dict.fromkeys(int(self._dataset.shard_of[sample]) for sample in samples):
+            for shard in dict.fromkeys(int(self._dataset.shard_of(sample)) for sample in samples):
                 if shard % self._num_workers == self._worker and shard not in self._shards:
                     self._shards.add(shard)  # whoever needs one whose download fails meets the error again
                     self._threads.submit(self._reader.find_shard, shard)

@@ -17,7 +17,6 @@ from common.threads import run_in_thread
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
 BLOCK = 2**23  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
-SMALLEST_BLOCK = 2**20
 FILE_SYSTEMS = ("file://", "local://", "sftp://", "ssh://")  # where files are visible while they are written
 FINAL = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError)  # no repetition helps
 T = TypeVar("T")
@@ -32,7 +31,7 @@ class ObjectStore:
     """The files under a URL. All methods raise InputError where several tries have failed."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
-        """Make a client; `timeout`: seconds that a read of SMALLEST_BLOCK bytes or less may take."""
+        """Make a client; `timeout`: seconds that a read of BLOCK bytes or less may take."""
         self.url, self._timeout = url.rstrip("/"), timeout
         # Only file systems have folders that must be made.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
@@ -61,26 +60,17 @@ class ObjectStore:
         return self._retry("read", lambda: call_with_timeout(read, self._timeout), name)
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Read bytes of a file.
+        """Read bytes of a file."""
 
-        A request that takes too long is followed by smaller ones, so that a slow store is told from a silent one.
-        """
-        block, data = BLOCK, b""
-        while start + len(data) < end:
+        def read(first: int, last: int) -> bytes:
+            request = partial(self._fs.cat_file, f"{self._root}/{name}", start=first, end=last)
+            found = call_with_timeout(request, self._timeout)
+            if len(found) != last - first:
+                raise OSError(f"{len(found)} bytes came instead of {last - first} from byte {first}")
+            return bytes(found)
 
-            def read(first: int = start + len(data)) -> bytes:
-                nonlocal block
-                last = min(first + block, end)
-                block = max(SMALLEST_BLOCK, block // 4)  # should this one fail
-                request = partial(self._fs.cat_file, f"{self._root}/{name}", start=first, end=last)
-                found = call_with_timeout(request, self._timeout)
-                if len(found) != last - first:
-                    raise OSError(f"{len(found)} bytes came instead of {last - first} from byte {first}")
-                return bytes(found)
-
-            data += self._retry("read", read, name)
-            block = min(BLOCK, block * 4)
-        return data
+        blocks = [(first, min(first + BLOCK, end)) for first in range(start, end, BLOCK)]
+        return b"".join(self._retry("read", partial(read, *block), name) for block in blocks)
 
     def download(self, name: str, file: Path) -> None:
         """Download a file, durably."""
@@ -97,19 +87,6 @@ class ObjectStore:
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one, by a conditional write; return whether it now holds `data`."""
-
-        def create() -> None:
-            try:
-                self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
-            except OSError:  # not all clients call it FileExistsError, and an answer that was lost has a second request
-                if self.read(name) is None:
-                    raise
-
-        self._retry("written to", create, name)
-        return self.read(name) == data
 
     def upload(self, file: Path, name: str) -> None:
         """Write a file that others may be reading: they see the earlier one or this, never half of it."""
@@ -144,14 +121,14 @@ class ObjectStore:
         raise AssertionError
 
 
-def call_with_timeout(call: Callable[[], T], timeout: float) -> T:
-    """Call in a thread; raise TimeoutError after `timeout` seconds.
+def call_with_timeout(call: Callable[[], T], timeout: float, option: str = "data.download_timeout_s") -> T:
+    """Call in a thread; raise TimeoutError after `timeout` seconds, which `option` has set.
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
     future = run_in_thread(call, "request")
     if not wait([future], timeout).done:
-        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+        raise TimeoutError(f"no answer in {timeout:g} s ({option})")
     return future.result()
 
 

@@ -4,31 +4,21 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Int, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.reading.cache import ShardCache
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import count_channels
-from pipeline.shards.format import (
-    DATASET_FILE,
-    DatasetInfo,
-    LazySequence,
-    Sample,
-    SizeRange,
-    TableInfo,
-    parse_dataset_info,
-    read_dataset_info,
-)
-from pipeline.shards.gops import GopIndex
+from pipeline.shards.format import DatasetInfo, LazySequence, SizeRange
 from pipeline.shards.index import Tables
 
 RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
@@ -36,36 +26,26 @@ LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in 
 T = TypeVar("T")
 
 
-class ShardLookup:
-    """The shard of every sample, found when it is asked for: `[i]` for a number or an array of them."""
-
-    def __init__(self, first_of_shard: Int[np.ndarray, " shards"], num_samples: int) -> None:
-        self.first_of_shard = first_of_shard
-        self.counts = np.diff(first_of_shard, append=num_samples)  # samples of each shard
-
-    def __getitem__(self, samples: Any) -> Any:
-        return np.searchsorted(self.first_of_shard, samples, side="right") - 1
-
-
-@dataclass(frozen=True)
 class ShardDataset:
-    """Samples of all shards in tar order; sample i is in shard `shard_of[i]`, shard s in dataset `part_of[s]`."""
+    """Samples of all shards in tar order."""
 
-    folder: str  # or URL of the first dataset, for messages
-    info: DatasetInfo  # of all together; shards carry their own names
-    samples: Sequence[Sample]
-    shard_of: ShardLookup
-    shards: Sequence[str]  # paths or URLs of the tars
-    part_of: Int[np.ndarray, " shards"]
-    is_remote: bool = False  # whether shards lie in an object store
-    cache: ShardCache = field(default_factory=ShardCache)  # where what lies in an object store is kept
-    parts: Sequence[Tables] = ()
-    gops: Sequence[GopIndex | None] = ()  # of each sample, None if its video can only be read whole
-    opened: tuple[Any, ...] = ()  # what `open` was given
+    def __init__(self, parts: Sequence[Tables], cache: ShardCache | None = None, opened: tuple[Any, ...] = ()) -> None:
+        """parts: the datasets of the mix; cache: where what lies in an object store is kept; opened: see `open`."""
+        self.parts, self.cache, self._opened = parts, cache or ShardCache(), opened
+        self.folder = parts[0].folder  # or URL of the first dataset, for messages
+        self.is_remote = any(is_remote(part.folder) for part in parts)  # whether shards lie in an object store
+        self.info = _merge_infos([part.info for part in parts])  # of all together; shards carry their own names
+        ids = {name: number for number, name in enumerate(self.info.classes)}
+        for part in parts if len(parts) > 1 else ():
+            part.label_ids = [ids[name] for name in part.info.classes]
+        self.samples = _concatenate([LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts])
+        self.gops = _concatenate([LazySequence(len(part), part.gops) for part in parts])
+        self.shards = _concatenate([LazySequence(len(part.counts), part.locate_shard) for part in parts])
+        self._ends_of_shards = np.cumsum(np.concatenate([part.counts for part in parts]))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickled, a dataset is opened again."""
-        return ShardDataset.open, self.opened
+        return ShardDataset.open, self._opened
 
     @classmethod
     def open(
@@ -77,38 +57,14 @@ class ShardDataset:
         of the datasets' class names. Raises InputError if a folder is missing, broken or empty.
         """
         if isinstance(shards, DataConfig):
-            config = shards
-            shards = config.shards
+            config, shards = shards, shards.shards
         config = config or DataConfig()
         max_gib = config.cache_gib if config.subset is None else 0.0  # few videos a shard: whole ones cost more
         cache = ShardCache(Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s)
         folders = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
         if not folders or not all(folders):
             raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
-        parts = [_open_tables(folder, cache) for folder in folders]
-        infos = [part.info for part in parts]
-        classes = infos[0].classes  # their order is the user's own: ids must not change
-        if len(parts) > 1:
-            classes = sorted({name for info in infos for name in info.classes})
-        for part in parts:
-            part.mix_labels = None if part.info.classes == classes else tuple(map(classes.index, part.info.classes))
-        starts = np.cumsum([0, *map(len, parts)])
-        first_of_shard = [part.first_of_shard + start for part, start in zip(parts, starts, strict=False)]
-        part_of = np.repeat(np.arange(len(parts)), [len(info.shards) for info in infos])
-        info = _merge_infos(infos, classes)
-        return cls(
-            folder=folders[0],
-            info=info,
-            samples=_concatenate([LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]),
-            shard_of=ShardLookup(np.concatenate(first_of_shard), int(starts[-1])),
-            shards=LazySequence(len(part_of), lambda shard: join_url(folders[part_of[shard]], info.shards[shard].name)),
-            part_of=part_of,
-            is_remote=any(map(is_remote, folders)),
-            cache=cache,
-            parts=parts,
-            gops=_concatenate([LazySequence(len(part), part.gops) for part in parts]),
-            opened=(shards, config),
-        )
+        return cls([Tables.open(folder, cache) for folder in folders], cache, (shards, config))
 
     @property
     def digest(self) -> str:
@@ -126,6 +82,10 @@ class ShardDataset:
     def channels(self) -> int:
         """Of every clip: 3 of videos, an array's own. Raises InputError where a mix has several."""
         return count_channels(self.info.codecs)
+
+    def shard_of(self, samples: Any) -> Any:
+        """Find the shard of a sample, or of each of an array of them."""
+        return np.searchsorted(self._ends_of_shards, samples, side="right")
 
     def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
         """Copy a column of format.SAMPLE over all samples, or the first `most` of each dataset, with labels of the
@@ -151,29 +111,7 @@ class ShardDataset:
     def where(self, sample: int) -> str:
         """Name of a sample for messages: shard:offset:key."""
         video = self.samples[sample]
-        return f"{self.shards[int(self.shard_of[sample])]}:{video.offset}:{video.key}"
-
-
-def join_url(folder: str, name: str) -> str:
-    """Join a folder or URL and a file's name."""
-    return f"{folder.rstrip('/')}/{name}"
-
-
-def _open_tables(folder: str, cache: ShardCache) -> Tables:
-    """Open the tables of a dataset, or the copies of them that are cached."""
-
-    def locate(table: TableInfo) -> Path:
-        url = join_url(folder, table.file)
-        return cache.fetch_table(url, table.sha256, table.num_bytes) if is_remote(folder) else Path(url)
-
-    if is_remote(folder):
-        url = join_url(folder, DATASET_FILE)
-        info = parse_dataset_info(cache.read(url), url, locate)
-    else:
-        info = read_dataset_info(Path(folder), locate)
-    if not info.num_samples:
-        raise InputError(f"{folder} holds no video: see its rejected.jsonl")
-    return Tables.open(info, folder, locate)
+        return f"{self.shards[self.shard_of(sample)]}:{video.offset}:{video.key}"
 
 
 def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
@@ -187,7 +125,9 @@ def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
     return parts[0] if len(parts) == 1 else LazySequence(ends[-1], item)
 
 
-def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
+def _merge_infos(infos: list[DatasetInfo]) -> DatasetInfo:
+    if len(infos) == 1:  # the order of its classes is the user's own: ids must not change
+        return infos[0]
     codecs: dict[str, SizeRange] = {}
     for info in infos:
         for name, sides in info.codecs.items():
@@ -196,7 +136,7 @@ def _merge_infos(infos: list[DatasetInfo], classes: list[str]) -> DatasetInfo:
     return replace(
         infos[0],
         **{name: sum(getattr(info, name) for info in infos) for name in sums},
-        classes=classes,
+        classes=sorted({name for info in infos for name in info.classes}),
         shards=_concatenate([info.shards for info in infos]),
         codecs=codecs,
         containers=list(dict.fromkeys(name for info in infos for name in info.containers)),

@@ -139,11 +139,9 @@ class SizeRange:
         """Combine those of two sets of videos."""
         return SizeRange(
             self.num_samples + other.num_samples,
-            min(self.min_width, other.min_width),
-            max(self.max_width, other.max_width),
-            min(self.min_height, other.min_height),
-            max(self.max_height, other.max_height),
-        )
+            min(self.min_width, other.min_width), max(self.max_width, other.max_width),
+            min(self.min_height, other.min_height), max(self.max_height, other.max_height),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ class Report(TypedDict, total=False):
     """Statistics of a dataset, for people."""
 
     hours: float
-    num_sources: Bytes
     class_histogram: dict[str, Bytes]
     duplicates: list[list[str]]  # sources of equal bytes
     conflicts: list[list[str]]  # those of them that have different labels
@@ -239,7 +236,6 @@ def find_splits(folder: Path) -> list[Path]:
 
 
 def _advise(folder: Path) -> str:
-    """Say what to do about a folder that is no dataset."""
     if not folder.is_dir():
         return "there is no such folder"
     if splits := find_splits(folder):
@@ -293,16 +289,15 @@ def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
     """
     table, path = info.tables[name], locate(info.tables[name])
     try:
-        if path.stat().st_size != table.num_bytes:
-            raise ValueError(f"it has {path.stat().st_size} bytes and should have {table.num_bytes}")
-        if name in HASHED_TABLES and table.num_bytes <= HASHED_BYTES and hash_file(path) != table.sha256:
+        if (num_bytes := path.stat().st_size) != table.num_bytes:
+            raise ValueError(f"it has {num_bytes} bytes and should have {table.num_bytes}")
+        if name in HASHED_TABLES and num_bytes <= HASHED_BYTES and hash_file(path) != table.sha256:
             raise ValueError("it has changed since it was written")
         if TABLES[name] is None:
-            rows = np.memmap(path, np.uint8, "r")
-        else:
-            rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
-            if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
-                raise ValueError("it is not the table that the description promises")
+            return np.asarray(np.memmap(path, np.uint8, "r"))
+        rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
+        if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
+            raise ValueError("it is not the table that the description promises")
     except Exception as error:  # NumPy's parser of damaged headers raises a dozen kinds
         reason = getattr(error, "strerror", None) or error
         advice = "put it back, or make the shards again" if name == "shards" else REWRITE.format(path.parent)
@@ -332,6 +327,5 @@ def parse_line(line: bytes, kind: type[T]) -> T:
 
 
 def sample_line(sample: Sample) -> bytes:
-    values = asdict(sample)
-    del values["problem"]
+    values = {name: value for name, value in asdict(sample).items() if name != "problem"}
     return json.dumps(values).encode() + b"\n"

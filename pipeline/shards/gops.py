@@ -71,7 +71,7 @@ class GopIndex:
 
         Raises VideoError if the table is broken, or the bytes are not those that it was made of.
         """
-        offsets, firsts = self._checked()
+        offsets, firsts = self._find_starts()
         if not 0 <= min(wanted) <= max(wanted) < self.num_frames:
             raise VideoError(f"frames {min(wanted)} to {max(wanted)} are wanted of {self.num_frames}")
         group_of = np.searchsorted(firsts[1:-1], wanted, side="right")  # 0: the bytes before the first one
@@ -84,7 +84,7 @@ class GopIndex:
         numbers = np.asarray(wanted) - firsts[group_of] + before[np.searchsorted(chosen, group_of)]
         return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()), in_groups=True)
 
-    def _checked(self) -> tuple[np.ndarray, np.ndarray]:
+    def _find_starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return where each row begins, in bytes and in frames, and the last one ends."""
         offsets = np.append(self.rows["offset"].astype(np.int64), self.size)
         firsts = np.append(self.rows["first_frame"].astype(np.int64), self.num_frames)
@@ -126,13 +126,10 @@ def index_gops(data: Buffer, num_frames: int) -> Rows:
         return np.empty(0, GOP)
     if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
         return np.empty(0, GOP)
-    offsets = [0, *(offset for offset, _ in starts), len(data)]
+    offsets = pairwise([0, *(offset for offset, _ in starts), len(data)])
     firsts = np.cumsum([0, 0, *(frames for _, frames in starts[:-1])]).tolist()
-    rows = [
-        (first, start, checksum(first, data[start:end]))
-        for first, start, end in zip(firsts, offsets[:-1], offsets[1:], strict=True)
-    ]
-    return np.array(rows, GOP)
+    rows = [(first, *part) for first, part in zip(firsts, offsets, strict=True)]
+    return np.array([(first, start, checksum(first, data[start:end])) for first, start, end in rows], GOP)
 
 
 def read_fragments(data: Buffer) -> Iterator[Fragment]:
@@ -163,17 +160,16 @@ def _read_track(data: Buffer, moof: int, start: int, end: int, mdat_end: int) ->
     first = moof + fields.get(DATA_OFFSET, 0)
     if not 0 < count <= mdat_end - first:
         raise ValueError("a fragment without frames, or with fewer bytes than frames")
-    frames = np.frombuffer(data, ">u4", count * len(columns), place).reshape(count, len(columns))
-    flags = int(frames[0, columns.index(FLAGS)]) if FLAGS in columns else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    table = np.frombuffer(data, ">u4", count * len(columns), place).reshape(count, len(columns)).T.tolist()
+    frames = dict(zip(columns, table, strict=True))
+    flags = frames[FLAGS][0] if FLAGS in frames else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
     if fields.get(FIRST_FLAGS, flags) & NOT_A_KEY_FRAME:
         raise ValueError("a fragment does not begin with a key frame")
-    sizes = frames[:, columns.index(SIZE)].tolist() if SIZE in columns else [defaults.get(DEFAULT_SIZE, 0)] * count
+    sizes = frames.get(SIZE, [defaults.get(DEFAULT_SIZE, 0)] * count)
     ends = [*accumulate(sizes, initial=first)]
-    fits = ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in columns
+    fits = ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in frames
     packets = tuple(slice(*pair) for pair in pairwise(ends)) if fits else None
-    duration = count * defaults.get(DEFAULT_DURATION, 0)
-    if DURATION in columns:
-        duration = int(frames[:, columns.index(DURATION)].sum())
+    duration = sum(frames.get(DURATION, [defaults.get(DEFAULT_DURATION, 0)] * count))
     return Fragment(moof, count, packets, duration, next((place for kind, place in places if kind == b"tfdt"), None))
 
 

@@ -10,13 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
 from common.errors import InputError
+from pipeline.reading.cache import ShardCache
+from pipeline.reading.storage import is_remote
 from pipeline.shards.format import (
+    DATASET_FILE,
     MULTI_LABEL,
     REWRITE,
     SAMPLE,
@@ -25,12 +29,16 @@ from pipeline.shards.format import (
     Locate,
     Sample,
     SizeRange,
+    TableInfo,
     open_table,
+    parse_dataset_info,
     parse_line,
+    read_dataset_info,
 )
 from pipeline.shards.gops import GOP, GopIndex
 
 MAX_NAME = 2**21  # bytes of a line in the table of names
+GOP_FIELDS = ("first_gop", "num_gops", "size", "num_frames")
 ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # of a Sample in its row
 
 
@@ -50,19 +58,37 @@ class Tables:
 
     def __init__(
         self,
+        folder: str,
         info: DatasetInfo,
-        first_of_shard: Int[np.ndarray, " shards"],
+        counts: Int[np.ndarray, " shards"],
         samples: Shaped[np.ndarray, " samples"],
         locate: Locate,
     ) -> None:
-        """Take `samples`, rows of SAMPLE; the tables of GOPs and names are opened when they are first needed."""
-        self.info, self.first_of_shard, self.rows, self._locate = info, first_of_shard, samples, locate
-        self.mix_labels: tuple[int, ...] | None = None  # in a mix, by labels of this dataset; None: they are the same
+        """Take `samples`, rows of SAMPLE, and how many of them each shard has; the tables of GOPs and names are opened
+        when they are first needed."""
+        self.folder, self.info, self.counts, self.rows, self._locate = folder, info, counts, samples, locate
+        self._ends_of_shards = np.cumsum(counts)
+        self.label_ids = list(range(len(info.classes)))  # of the mix, by labels of this dataset
         self._codecs, self._size_ranges = list(info.codecs), list(info.codecs.values())
 
     @classmethod
-    def open(cls, info: DatasetInfo, folder: str, locate: Locate) -> "Tables":
-        """Map the tables of a dataset into memory; raise InputError if one is missing, changed or not of `info`."""
+    def open(cls, folder: str, cache: ShardCache) -> "Tables":
+        """Map the tables in a folder, or the copies of them that are cached, into memory.
+
+        Raise InputError if one is missing, changed or not the one that dataset.json describes, or the dataset is empty.
+        """
+
+        def locate(table: TableInfo) -> Path:
+            url = f"{folder.rstrip('/')}/{table.file}"
+            return cache.fetch_table(url, table.sha256, table.num_bytes) if is_remote(folder) else Path(url)
+
+        if is_remote(folder):
+            url = f"{folder.rstrip('/')}/{DATASET_FILE}"
+            info = parse_dataset_info(cache.read(url), url, locate)
+        else:
+            info = read_dataset_info(Path(folder))
+        if not info.num_samples:
+            raise InputError(f"{folder} holds no video: see its rejected.jsonl")
         shards, samples = (open_table(name, info, locate) for name in ("shards", "samples"))
         first, counts = shards["first_sample"].astype(np.int64), shards["num_samples"].astype(np.int64)
         if not (np.array_equal(first, np.cumsum(counts) - counts) and counts.sum() == len(samples) == info.num_samples):
@@ -70,7 +96,10 @@ class Tables:
                 f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
                 f" {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
             )
-        return cls(info, first, samples, locate)
+        return cls(folder, info, counts, samples, locate)
+
+    def locate_shard(self, shard: int) -> str:
+        return f"{self.folder.rstrip('/')}/{self.info.shards[shard].name}"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,7 +107,8 @@ class Tables:
     def sample(self, number: int) -> Sample:
         """Look up a sample; where its row is broken, one that has a `problem` and else harmless values."""
         row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
-        line = self._read_names(number)
+        end = int(self.rows["name"][number + 1]) if number + 1 < len(self) else len(self._names)
+        line = self._names[row["name"] : min(end, row["name"] + MAX_NAME)].tobytes()
         try:
             names = parse_line(line, NameLine)
             problem = self._find_problem(number, row, names.labels)
@@ -88,14 +118,13 @@ class Tables:
         if problem:
             stride = (self.info.frame_strides or [1])[0]
             return Sample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
-        if self.mix_labels is not None and names.labels is not None:
-            names = names._replace(labels=tuple(self.mix_labels[label] for label in names.labels))
+        labels = None if names.labels is None else tuple(self.label_ids[label] for label in names.labels)
         return Sample(
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
             sha256=row["sha256"].hex(),
             **{name: row[name] for name in ROW_FIELDS},
-            **names._asdict(),
+            **names._replace(labels=labels)._asdict(),
         )
 
     def read_labels(self, rows: Int[np.ndarray, " rows"]) -> list[tuple[int, ...]]:
@@ -109,24 +138,21 @@ class Tables:
     def column(self, name: str, rows: slice | Int[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
         """Copy a column of some rows, with labels of the mix."""
         column = self.rows[name][rows]
-        if name != "label" or self.mix_labels is None:
+        if name != "label":
             return column
-        known = (column >= 0) & (column < len(self.mix_labels))  # broken rows are for `sample` to report
-        labels = np.array([*self.mix_labels, UNLABELED], column.dtype)[np.where(known, column, -1)]
+        known = (column >= 0) & (column < len(self.label_ids))  # broken rows are for `sample` to report
+        labels = np.array([*self.label_ids, UNLABELED], column.dtype)[np.where(known, column, -1)]
         return np.where(column == MULTI_LABEL, MULTI_LABEL, labels)
 
     def gops(self, number: int) -> GopIndex | None:
         """Look up the groups of pictures of a sample; None if it can only be read whole."""
-        row = self.rows[number]
-        first, count = int(row["first_gop"]), int(row["num_gops"])
-        if not count:
-            return None
-        return GopIndex(np.asarray(self._gops[first : first + count]), int(row["size"]), int(row["num_frames"]))
+        first, count, size, num_frames = (int(self.rows[name][number]) for name in GOP_FIELDS)
+        return GopIndex(self._gops[first : first + count], size, num_frames) if count else None
 
     def _find_problem(self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None) -> str:
         """Say why a row cannot be used; empty if it can."""
-        info, shard = self.info, int(np.searchsorted(self.first_of_shard, number, side="right")) - 1
-        shard_bytes, num_classes = info.shards[shard].num_bytes, len(info.classes)
+        info, num_classes = self.info, len(self.info.classes)
+        shard_bytes = info.shards[int(np.searchsorted(self._ends_of_shards, number, side="right"))].num_bytes
         if row["codec"] >= len(self._codecs) or row["container"] >= len(info.containers):
             return "its row has a codec or a container that the dataset does not have"
         end, sizes = row["offset"] + row["size"], self._size_ranges[row["codec"]]
@@ -140,11 +166,6 @@ class Tables:
             (are_labels, f"label {row['label']}, its line of names {labels}, and there are {num_classes} classes"),
         ]
         return next((f"its row has {what}" for is_right, what in checks if not is_right), "")
-
-    def _read_names(self, number: int) -> bytes:
-        first, *following = self.rows["name"][number : number + 2].tolist()
-        end = following[0] if following else len(self._names)
-        return self._names[first : min(end, first + MAX_NAME)].tobytes()
 
     @cached_property
     def _names(self) -> np.ndarray:
@@ -193,13 +214,9 @@ class RowWriter:
     def describe(self, info: DatasetInfo) -> DatasetInfo:
         """Add to `info` what is known of all samples."""
         return replace(
-            info,
-            codecs=self._codecs,
-            containers=list(self._containers),
-            frame_strides=sorted(self._strides),
-            num_unlabeled=self._num_unlabeled,
-            multi_label=self._multi_label,
-        )
+            info, codecs=self._codecs, containers=list(self._containers), frame_strides=sorted(self._strides),
+            num_unlabeled=self._num_unlabeled, multi_label=self._multi_label,
+        )  # fmt: skip
 
     def _number_codec(self, sample: Sample) -> int:
         size = SizeRange(1, sample.width, sample.width, sample.height, sample.height)

@@ -1,6 +1,6 @@
-"""Cut a stream of frames: what several parts of a video want of it is encoded side by side, while it is decoded once.
+"""Encode segments of a video side by side, while it is decoded once.
 
-Times are counted in ticks of the source's frame rate. Every part begins at its own first frame, whatever the stride.
+Times are counted in ticks of the source's frame rate. Every segment begins at its own first frame, whatever the stride.
 """
 
 import math
@@ -25,7 +25,7 @@ FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 MAX_OPEN = 16  # segments that overlap are encoded at a time, some 20 MiB each; the others wait for another pass
 MAX_EXCESS_S = 0.5  # of a segment beyond the video's end: annotations round
 FPS_TOLERANCE = Fraction("1.01")  # 59.94 fps are 60
-NEIGHBORS = 2  # frames before a cut that are decoded too: a deinterlacer looks at them
+NEIGHBORS = 2  # frames before a segment that are decoded too: a deinterlacer looks at them
 EARLY_FRAMES = 0.05  # by so much a frame may be shown before a segment's start: times are rounded to milliseconds
 
 
@@ -43,21 +43,7 @@ class StoredVideo(NamedTuple):
     start: float = 0.0  # of its first frame in the source, seconds
 
 
-class Cut(NamedTuple):
-    """A part of a video that is to be stored in files `stem`-<number>: a segment, or else a piece of clip_seconds."""
-
-    stem: Path
-    segment: Segment | None = None
-    piece: int = 0
-    is_last: bool = True  # of the pieces: it stands for all that follows
-
-
-class Result(NamedTuple):
-    """The files of a cut, or why there are none."""
-
-    cut: Cut
-    files: list[StoredVideo]
-    problem: UnusableError | None = None
+Result = StoredVideo | UnusableError  # what becomes of a segment
 
 
 class VideoWriter:
@@ -99,67 +85,52 @@ class VideoWriter:
         return size
 
 
-class Part:
-    """Encodes what is shown in a cut, from tick `first` on and before `end`."""
+class SegmentEncoder:
+    """Encodes what is shown in a segment, None: in all of the video, into one file."""
 
-    def __init__(self, cut: Cut, timing: Timing, settings: Settings, pixel_aspect: Fraction | None) -> None:
-        self.cut, self.settings = cut, settings
-        self.stride, self.source_rate = settings.frame_stride, timing.rate
+    def __init__(
+        self, stem: Path, segment: Segment | None, timing: Timing, settings: Settings, pixel_aspect: Fraction | None
+    ) -> None:
+        """Raise UnusableError if the segment is not in the video. `stem`: the file, without extension."""
+        self.stem, self.settings, self.source_rate = stem, settings, timing.rate
+        self.stride = settings.frame_stride
         if settings.fps:
             self.stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
-        self.max_frames = math.inf  # of a file
-        if settings.clip_seconds and cut.segment is None:
-            self.max_frames = max(1, round(settings.clip_seconds * timing.rate / self.stride))
-        if cut.segment:
-            self.wanted, self.end = find_ticks(cut.segment, timing)
-        else:
-            ticks = self.max_frames * self.stride
-            self.wanted = cut.piece * int(ticks) if cut.piece else 0
-            self.end = math.inf if cut.is_last else self.wanted + ticks
+        self.wanted, self.end = find_ticks(segment, timing) if segment else (0, math.inf)  # the next tick to store
+        self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from
+        self.start = float(self.wanted / timing.rate)
         self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, pixel_aspect)
-        self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from; `wanted` is the next one to store
-        self.files: list[StoredVideo] = []
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame, end: int) -> Result | None:
         """Store a frame that is shown until tick `end` as often as it is wanted; return the result once it is whole."""
         try:
-            self._encode(frame, end)
+            if self.wanted < min(end, self.end):
+                self._store(self.convert(frame), min(end, self.end))
         except UnusableError as error:
-            return Result(self.cut, [], error)
+            return error
         return self.finish() if self.end <= end else None
+
+    def _store(self, picture: VideoFrame, end: float) -> None:
+        if self._writer is None:
+            path = self.stem.with_name(f"{self.stem.name}.{CONTAINER}")
+            size = picture.width, picture.height
+            self._writer = VideoWriter(path, self.settings, self.source_rate / self.stride, size)
+        while self.wanted < end:
+            self._writer.write(picture)
+            self.wanted += self.stride
 
     def finish(self) -> Result:
         """Return what is stored: no other frame comes."""
+        if self._writer is None:
+            return UnusableError("no frame is shown in its segment")
         try:
-            self._end_file()
+            size = self._writer.close()
         except UnusableError as error:
-            return Result(self.cut, [], error)
-        is_empty = self.cut.segment and not self.files
-        return Result(self.cut, self.files, UnusableError("no frame is shown in its segment") if is_empty else None)
-
-    def _encode(self, frame: VideoFrame, end: int) -> None:
-        picture = None
-        while self.wanted < min(end, self.end):
-            picture = picture or self.convert(frame)
-            if self._writer is None:
-                self._start = float(self.wanted / self.source_rate)
-                path = self.cut.stem.with_name(f"{self.cut.stem.name}-{len(self.files):04d}.{CONTAINER}")
-                size = picture.width, picture.height
-                self._writer = VideoWriter(path, self.settings, self.source_rate / self.stride, size)
-            self._writer.write(picture)
-            self.wanted += self.stride
-            if self._writer.num_frames == self.max_frames:
-                self._end_file()
-
-    def _end_file(self) -> None:
-        """Finish the open file, if one is. Raise UnusableError if it does not decode."""
-        if (writer := self._writer) is not None:
-            size, fps, codec = writer.close(), float(self.source_rate / self.stride), self.settings.encode
-            self.files.append(
-                StoredVideo(writer.path, CONTAINER, codec, writer.num_frames, fps, self.stride, *size, self._start)
-            )
-            self._writer = None
+            return error
+        codec, fps = self.settings.encode, float(self.source_rate / self.stride)
+        path, num_frames = self._writer.path, self._writer.num_frames
+        return StoredVideo(path, CONTAINER, codec, num_frames, fps, self.stride, *size, self.start)
 
 
 def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
@@ -184,33 +155,36 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
     return int(first), end
 
 
-def encode_parts(
-    frames: Iterator[tuple[int, VideoFrame]], waiting: list[Part], timing: Timing, progress: Callable[[], None]
-) -> Iterator[Result]:
-    """Encode what is `waiting`, last part first, from `frames` as (tick, frame); stop when no other frame is wanted, or
-    none before another key frame.
+def encode_segments(
+    frames: Iterator[tuple[int, VideoFrame]],
+    waiting: list[SegmentEncoder],
+    timing: Timing,
+    progress: Callable[[], None],
+) -> Iterator[tuple[Path, Result]]:
+    """Encode what is `waiting`, last first, from `frames` as (tick, frame); stop when no other frame is wanted, or none
+    before another key frame. Yield each stem with its result.
 
-    What another pass must encode is left in `waiting`. Damage costs the parts that need frames behind it.
+    What another pass must encode is left in `waiting`. Damage costs the segments that need frames behind it.
     """
-    encoding: list[Part] = []
-    postponed: list[Part] = []
+    encoding: list[SegmentEncoder] = []
+    postponed: list[SegmentEncoder] = []
     end = timing.find_seek_point(waiting[-1].first).tick  # where the frames begin
     try:
         for end, frame in show_frames(frames):
             while waiting and waiting[-1].first < end:
                 (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
-            for part in list(encoding):
-                if result := part.add(frame, end):
-                    encoding.remove(part)
-                    yield result
+            for encoder in list(encoding):
+                if result := encoder.add(frame, end):
+                    encoding.remove(encoder)
+                    yield encoder.stem, result
             progress()
             if not encoding and not (waiting and timing.find_seek_point(waiting[-1].first).tick <= end):
                 break
         else:
-            yield from (part.finish() for part in [*encoding, *reversed(waiting)])
+            yield from ((encoder.stem, encoder.finish()) for encoder in [*encoding, *reversed(waiting)])
             waiting.clear()
     except UnusableError as error:
-        behind = [part for part in waiting if timing.find_seek_point(part.first).tick > end]
-        yield from (Result(part.cut, [], error) for part in [*encoding, *waiting] if part not in behind)
+        behind = [encoder for encoder in waiting if timing.find_seek_point(encoder.first).tick > end]
+        yield from ((encoder.stem, error) for encoder in [*encoding, *waiting] if encoder not in behind)
         waiting[:] = behind
     waiting += postponed

@@ -1,75 +1,76 @@
-"""One source video -> the files that are stored: decode, cut, subsample, convert, encode, and decode again to verify.
+"""One source video -> the files that are stored: decode, subsample, convert, encode, and decode again to verify.
 
 A video is decoded once, whatever is cut out of it. Memory does not grow with its length.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-
-from av.video.frame import VideoFrame
+from typing import TypeVar
 
 from pipeline.decoding.containers import EXTENSIONS
-from pipeline.decoding.video import UPRIGHT, count_turns
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.cuts import Cut, Part, Result, StoredVideo, encode_parts
-from shard_tools.encoding.frames import open_frames, require_one_size
+from shard_tools.encoding.cuts import Result, SegmentEncoder, StoredVideo, encode_segments
+from shard_tools.encoding.frames import open_frames
 from shard_tools.encoding.picture import Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
     ENCODE,
-    START,
-    Open,
     Timing,
-    assign_ticks,
     check_frames,
     open_source,
-    read_frames,
     read_timing,
     require_complete,
+    seek_frames,
 )
+from shard_tools.inputs.item import Segment
 from shard_tools.settings import COPY, Settings
 
 MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
+Segments = Mapping[Path, Segment | None]  # by where the file of each goes, without extension; None: all of the video
+T = TypeVar("T")
 
 
-def store_video(source: Path, stem: Path, settings: Settings) -> list[StoredVideo]:
-    """Store all of a video in one file, or several with `clip_seconds`. Raise UnusableError."""
-    ((_, files, problem),) = store_cuts(source, [Cut(stem)], settings)
-    if problem:
-        raise problem
-    return files
+def store_video(source: Path, stem: Path, settings: Settings) -> StoredVideo:
+    """Store all of a video. Raise UnusableError."""
+    ((_, result),) = store_segments(source, {stem: None}, settings)
+    if isinstance(result, UnusableError):
+        raise result
+    return result
 
 
-def store_cuts(
-    source: Path, cuts: Sequence[Cut], settings: Settings, progress: Callable[[], None] = lambda: None
-) -> Iterator[Result]:
-    """Store parts of a video; yield each as soon as its files are whole, or the reason why there are none.
+def store_segments(
+    source: Path, segments: Segments, settings: Settings, progress: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Path, Result]]:
+    """Store segments of a video; yield each as soon as its file is whole, or the reason why there is none.
 
     A copied video stays where it is. `progress` is called whenever some of it has been decoded. Raise UnusableError at
-    what makes all parts unusable that were not yielded yet.
+    what makes all segments unusable that were not yielded yet.
     """
     before = source.stat()
-    for result in _store_parts(source, cuts, settings, progress):
+    for result in _store_segments(source, segments, settings, progress):
         after = source.stat()
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):  # an unfinished download, say
             raise UnusableError("it was changed while it was read")
         yield result
 
 
-def _store_parts(
-    source: Path, cuts: Sequence[Cut], settings: Settings, progress: Callable[[], None]
-) -> Iterator[Result]:
+def _store_segments(
+    source: Path, segments: Segments, settings: Settings, progress: Callable[[], None]
+) -> Iterator[tuple[Path, Result]]:
     if not source.is_dir() and arrays.is_array(source):
-        yield from _keep_array(source, cuts)
+        array = _keep_array(source)
+        refusal = UnusableError("segments are cut out of videos, not out of arrays")
+        yield from ((stem, refusal if segment else array) for stem, segment in segments.items())
         return
     if source.is_dir() and settings.encode == COPY:
         raise UnusableError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
     open_here = partial(open_frames, source, settings.fps) if source.is_dir() else partial(open_source, source)
     with open_here() as (container, stream):
-        timing = read_timing(container, stream)
+        timing, pixel_aspect = read_timing(container, stream), stream.sample_aspect_ratio
+        is_reordered = bool(stream.codec_context.has_b_frames)
         if not timing.num_packets:
             raise UnusableError("it holds no frame")
         if container.format.name == "mjpeg" and timing.num_packets == 1:
@@ -77,56 +78,34 @@ def _store_parts(
         if not source.is_dir():
             require_complete(source, container, stream, timing.num_packets)
     if settings.encode == COPY:
-        yield Result(cuts[0], [_copy(source, timing, progress)])
-    else:
-        yield from _transcode(open_here, cuts, settings, timing, progress)
+        yield next(iter(segments)), _copy(source, timing, progress)
+        return
+    waiting = []
+    for stem, segment in segments.items():
+        try:
+            waiting.append(SegmentEncoder(stem, segment, timing, settings, pixel_aspect))
+        except UnusableError as error:
+            yield stem, error
+    while waiting:
+        waiting.sort(key=lambda encoder: encoder.first, reverse=True)
+        frames = seek_frames(open_here, timing, waiting[-1].first)
+        if is_reordered and None not in segments.values():
+            frames = _hold_back(frames, MAX_REORDERED)
+        yield from encode_segments(deinterlace(frames), waiting, timing, progress)
 
 
-def _keep_array(source: Path, cuts: Sequence[Cut]) -> Iterator[Result]:
+def _keep_array(source: Path) -> StoredVideo:
     """Keep an array as it is, whatever the settings say of videos."""
     try:
         num_frames, height, width, channels = arrays.map_frames(source).shape
     except VideoError as error:
         raise UnusableError(str(error)) from error
-    kept = StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
-    for cut in cuts:
-        problem = UnusableError("segments are cut out of videos, not out of arrays") if cut.segment else None
-        yield Result(cut, [] if problem else [kept], problem)
+    return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
 
 
-def _transcode(
-    open_here: Open, cuts: Sequence[Cut], settings: Settings, timing: Timing, progress: Callable[[], None]
-) -> Iterator[Result]:
-    with open_here() as (_, stream):
-        pixel_aspect = stream.sample_aspect_ratio
-    waiting: list[Part] = []
-    for cut in cuts:
-        try:
-            waiting.append(Part(cut, timing, settings, pixel_aspect))
-        except UnusableError as error:
-            yield Result(cut, [], error)
-    while waiting:
-        waiting.sort(key=lambda part: part.first, reverse=True)
-        start = timing.find_seek_point(waiting[-1].first)
-        with open_here() as (container, stream):
-            frames = read_frames(container, stream, start)
-            try:
-                frames = chain([next(frames)], frames)
-            except UnusableError:
-                if start == START:
-                    raise
-                del timing.seek_points[1:]  # they do not lead anywhere: all is decoded from the start
-                continue
-            if container.format.name == "image2":
-                frames = require_one_size(frames)
-            if stream.codec_context.has_b_frames and (settings.clip_seconds or cuts[0].segment):
-                frames = _hold_back(frames, MAX_REORDERED)
-            yield from encode_parts(deinterlace(assign_ticks(frames, timing, start.number)), waiting, timing, progress)
-
-
-def _hold_back(frames: Iterator[VideoFrame], count: int) -> Iterator[VideoFrame]:
+def _hold_back(frames: Iterator[T], count: int) -> Iterator[T]:
     """Pass on frames; where they end in an error, not the last `count` before it."""
-    held: deque[VideoFrame] = deque()
+    held: deque[T] = deque()
     for frame in frames:
         held.append(frame)
         if len(held) > count:
@@ -144,7 +123,7 @@ def _copy(source: Path, timing: Timing, progress: Callable[[], None]) -> StoredV
         if timing.times is not None and not is_ordered and len(times) == len(timing.times):
             raise UnusableError(f"its times do not tell in which order its frames are shown: {ENCODE}")
         pose = Pose.read(first, stream.sample_aspect_ratio)
-        if list(pose.turn) != UPRIGHT[count_turns(first)]:
+        if pose.is_mirrored:
             raise UnusableError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
         size, codec = map(round, pose.display_size(first.width, first.height)), stream.codec_context.codec
         own = source.suffix.lower().removeprefix(".")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import av
 from av.container import InputContainer
-from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.containers import open_video
@@ -52,14 +51,3 @@ def open_frames(folder: Path, fps: float | None) -> Iterator[tuple[InputContaine
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         yield container, stream
-
-
-def require_one_size(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
-    """Pass on frames. Raise UnusableError where their size changes: they are not those of one video."""
-    size = None
-    for number, frame in enumerate(frames):
-        found = f"{frame.width}x{frame.height}"
-        size = size or found
-        if found != size:
-            raise UnusableError(f"its frames have several sizes: {size} and, of frame {number}, {found}")
-        yield frame

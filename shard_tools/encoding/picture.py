@@ -21,16 +21,7 @@ BT601 = 6  # AVCOL_SPC_SMPTE170M
 LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
 Filter = tuple[str, str]  # name and options
-# By the signs of a, b, c, d of a display matrix: column x goes to a x + c y, row y to b x + d y.
-TURNS: dict[tuple[int, ...], tuple[Filter, ...]] = {
-    (-1, 0, 0, 1): (("hflip", ""),),
-    (1, 0, 0, -1): (("vflip", ""),),
-    (-1, 0, 0, -1): (("hflip", ""), ("vflip", "")),
-    (0, 1, 1, 0): (("transpose", "cclock_flip"),),
-    (0, 1, -1, 0): (("transpose", "clock"),),
-    (0, -1, 1, 0): (("transpose", "cclock"),),
-    (0, -1, -1, 0): (("transpose", "clock_flip"),),
-}
+FLIPS = ("transpose", "cclock_flip"), ("hflip", ""), ("vflip", "")  # the first one swaps rows and columns
 
 
 class UnusableError(Exception):
@@ -42,31 +33,40 @@ class Pose:
     """How the pictures of a video are to be displayed."""
 
     pixel_aspect: Fraction  # width of a pixel over its height
-    turn: tuple[Filter, ...]  # the filters that bring a picture upright
+    flips: list[Filter]  # those of FLIPS that bring a picture upright
 
     @classmethod
     def read(cls, frame: VideoFrame, pixel_aspect: Fraction | None) -> "Pose":
         """Read it off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long."""
         is_plausible = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8
-        return cls(pixel_aspect if pixel_aspect and is_plausible else Fraction(1), _find_turn(frame))
+        return cls(pixel_aspect if pixel_aspect and is_plausible else Fraction(1), _find_flips(frame))
+
+    @property
+    def is_mirrored(self) -> bool:
+        return len(self.flips) % 2 > 0
 
     def display_size(self, width: int, height: int) -> tuple[float, float]:
         """Return width and height of a picture, upright and in square pixels."""
         wide, high = float(width * self.pixel_aspect), float(height)
-        return (high, wide) if any(name == "transpose" for name, _ in self.turn) else (wide, high)
+        return (high, wide) if FLIPS[0] in self.flips else (wide, high)
 
 
-def _find_turn(frame: VideoFrame) -> tuple[Filter, ...]:
+def _find_flips(frame: VideoFrame) -> list[Filter]:
     """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only."""
     # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo pair.
     unknown = [("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)]
-    graph = _build_graph(_read_form(frame), [*unknown])
+    graph = _build_graph(_read_form(frame), unknown)
     graph.push(frame)
     data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
     if data is None:
-        return ()
-    a, b, _, c, d = np.sign(np.frombuffer(bytes(data), np.int32)[:5]).tolist()
-    return TURNS.get((a, b, c, d), ())
+        return []
+    # Column x goes to a x + c y, row y to b x + d y.
+    a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
+    is_swapped = not (a or d)
+    (x, y), others = ((c, b), (a, d)) if is_swapped else ((a, d), (b, c))
+    if any(others) or not (x and y):
+        return []
+    return [flip for flip, is_needed in zip(FLIPS, (is_swapped, x < 0, y < 0), strict=True) if is_needed]
 
 
 def choose_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class FrameConverter:
                 f":out_color_matrix=smpte170m:out_range={color_range}"
                 f":in_chroma_loc={find_siting(frame)}:out_chroma_loc={siting}"
             )
-            filters = [*self.pose.turn, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
+            filters = [*self.pose.flips, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
             self.graph = _build_graph(form, filters)
             self.form = form
         self.graph.push(frame)

@@ -173,12 +173,6 @@ class Inputs:
             note = f"; no video of {', '.join(map(printable, sorted(missing)))}" if missing else ""
             self.notes.append(f"held out: {len(held_out)} of {len(groups)} {kind}{note}")
 
-    def list_shared(self, other: "Inputs") -> list[str]:
-        """List the files that `other` has too."""
-        other._index()
-        sources = self._table.run("SELECT DISTINCT source FROM items ORDER BY source")
-        return [source for (source,) in sources if other.location(source) is not None]
-
     def __len__(self) -> int:
         return self._count("TRUE")
 

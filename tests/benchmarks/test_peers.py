@@ -1,6 +1,5 @@
 """The steps to compare with: AdaMAE's loss on the same weights, clips and masks, and they do learn."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,10 +7,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import train_throughput
-from benchmarks.harness import Row, Timing, noise_clip
+from benchmarks.harness import noise_clip
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
-from benchmarks.peers.token_path import normalized_clip
+from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
+from benchmarks.train_throughput import COMPILED, EAGER, GRAPHS, Case, list_cases, make_rows
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -23,7 +23,6 @@ RANDOM = replace(TINY, masking="random")
 
 def make_example(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
     """Return a model, clips, the mask that it samples for them, and its loss."""
-    torch.manual_seed(0)
     model = AdaMAE(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases, norms and positions start at 0 and 1: errors would not show
@@ -36,36 +35,31 @@ def make_example(config: ModelConfig) -> tuple[AdaMAE, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "config", "rtol"),
-    [("naive", replace(TINY, sampling_loss_weight=1.0), 1e-5), ("hugging_face", RANDOM, 2e-5)],  # 1: as much as L_R
+    [(PUBLISHED, replace(TINY, sampling_loss_weight=1.0), 1e-5), (HUGGING_FACE, RANDOM, 2e-5)],  # 1: as much as L_R
 )
 def test_the_loss_of_a_peer_is_adamaes(name: str, config: ModelConfig, rtol: float) -> None:
     model, clip, mask, loss = make_example(config)
-    torch.testing.assert_close(getattr(steps, name)(model)(clip, mask), loss, rtol=rtol, atol=0)
+    peer = PEERS[name](model).eval()
+    torch.testing.assert_close(peer(peer.prepare(clip), mask), loss, rtol=rtol, atol=0)
 
 
 def test_the_naive_gradients_are_adamaes_where_the_published_code_and_the_paper_agree() -> None:
     model, clip, mask, loss = make_example(replace(TINY, detach_sampler_input=False))
     loss.backward()
     naive = NaiveAdaMAE(model).eval()
-    naive(normalized_clip(clip), mask).backward()
+    naive(naive.prepare(clip), mask).backward()
     parameters = dict(naive.named_parameters())
     for name, parameter in model.named_parameters():
         if not name.startswith("tokenizer."):  # which lies there as a 3-D convolution
             torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_naive_step_masks_the_right_number_without_repetition() -> None:
-    naive = NaiveAdaMAE(AdaMAE(TINY))
-    mask, _ = naive.token_sampler(torch.randn(3, TINY.num_tokens, 96))
-    assert mask.sum(dim=1).tolist() == [TINY.num_tokens - TINY.num_visible] * 3
-
-
-@pytest.mark.parametrize(("make", "config"), [(steps.naive_step, TINY), (steps.hugging_face_step, RANDOM)])
-def test_steps_change_the_weights(make, config, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "config"), [(PUBLISHED, TINY), (HUGGING_FACE, RANDOM)])
+def test_steps_change_the_weights(name: str, config: ModelConfig, monkeypatch) -> None:
     optimizers = []
     adamw = torch.optim.AdamW
     monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: optimizers.append(adamw(*a, **k)) or optimizers[-1])
-    step = make(config, noise_clip(config, 2, CPU))
+    step = make_step(name, config, noise_clip(config, 2, CPU))
     weights = optimizers[0].param_groups[0]["params"]
     before = [weight.detach().clone() for weight in weights]
     step()
@@ -74,38 +68,26 @@ def test_steps_change_the_weights(make, config, monkeypatch) -> None:
 
 
 def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(steps, "naive", lambda model: lambda clip, mask: torch.tensor(0.5))
+    wrong = type("Wrong", (NaiveAdaMAE,), {"forward": lambda *_: torch.tensor(0.5)})
+    monkeypatch.setitem(steps.PEERS, PUBLISHED, wrong)
     monkeypatch.setattr(train_throughput, "in_fresh_process", lambda *_: pytest.fail("timed all the same"))
-    with pytest.raises(InputError, match="no results written, because a check failed: naive has AdaMAE's loss"):
+    with pytest.raises(InputError, match=r"because a check failed: published step, .* has AdaMAE's"):
         train_throughput.main(["--size", "tiny", "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_race_that_ended_keeps_its_rows(monkeypatch, tmp_path) -> None:
-    """A stage on a GPU may be given up in the middle."""
-    monkeypatch.setattr(train_throughput, "check_losses", lambda *_: None)
-    monkeypatch.setattr(train_throughput, "matmul_tflops", lambda *_: 1.0)
-    measured: list[str] = []
-
-    def measure(_: object, implementation: str, *__: object) -> tuple[Timing, Row]:
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(implementation)
-        return Timing([10.0 * len(measured)]), {"measured_peak_gib": 4.0 / len(measured)}
-
-    monkeypatch.setattr(train_throughput, "in_fresh_process", measure)
-    small = ["--size", "tiny", "--rounds", "1", "--repetitions", "1"]
-    with pytest.raises(KeyboardInterrupt):
-        train_throughput.main([*small, "--output", str(tmp_path)])
-    published, eager = json.loads((tmp_path / "train_throughput.json").read_text())["rows"]
-    assert [published["implementation"], eager["implementation"]] == measured[:2]
-    assert (eager["speed_up"], eager["memory_ratio"]) == (0.5, 0.5)
-    assert eager["mfu"] > 0
+def test_rows_are_relative_to_the_peer_of_their_race() -> None:
+    adaptive = [Case("adaptive", name, size) for name, size in ((COMPILED, 64), (GRAPHS, 64), (COMPILED, 128))]
+    assert {*list_cases([64, 128], on_gpu=True)} > {*adaptive}
+    found = {case: [{"milliseconds": [10.0, 30.0, 20.0], "cpu_seconds": 0.6, "peak_memory_gib": 1.0}]
+             for case in (*list_cases([2], on_gpu=False), Case("adaptive", EAGER, 4))}  # fmt: skip
+    found[Case("adaptive", EAGER, 2)] = [
+        {"milliseconds": [10.0, 10.0, 10.0], "cpu_seconds": seconds, "peak_memory_gib": 0.5} for seconds in (0.3, 0.4)
+    ]
+    published, eager, hugging_face, _, larger = make_rows({"adaptive": 400.0, "random": 400.0}, found)
+    assert (published["implementation"], hugging_face["implementation"]) == (PUBLISHED, HUGGING_FACE)
+    assert (published["step_median_ms"], published["clips_per_second"], published["speed_up"]) == (20, 100, 1)
+    assert (eager["repetitions"], eager["memory_ratio"], eager["mfu"]) == (6, 0.5, 0.5)
+    assert (eager["cpu_ms_per_clip"], eager["speed_up"]) == (50, 2), "of CPU time: of the least disturbed round"
     assert "mfu" not in published
-
-
-def test_on_a_cpu_the_speed_up_is_of_cpu_time() -> None:
-    row = {"batch_size": 2, "clips_per_second": 8.0, "peak_memory_gib": 1.0, "cpu_ms_per_clip": 40.0}
-    train_throughput.compare(rows := [row, {**row, "batch_size": 4, "cpu_ms_per_clip": 10.0}])
-    assert rows[1]["speed_up"] == 4
-    assert "memory_ratio" not in rows[1], "another batch size"
+    assert "memory_ratio" not in larger, "another batch size"

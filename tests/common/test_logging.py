@@ -3,12 +3,10 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from common.errors import InputError, run_command
 from common.logging import MAX_NAME_LENGTH, format_bytes, format_number, log, printable
-from figures.classification import plot_confusion, save_figure
 from shard_tools import make_shards
 
 HOSTILE = {
@@ -56,14 +54,6 @@ def test_make_shards_escapes_every_name(tmp_path: Path, capsys: pytest.CaptureFi
     assert set(said) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
     assert all(f"{name}.mp4" in said for name in HOSTILE.values())
     assert said.splitlines()[-1].startswith("error: none of 6 videos can be used: 6 times: it is a link")
-
-
-def test_dollars_in_a_class_name_are_not_math(tmp_path: Path) -> None:
-    names = ["costs $\\frac$", "between $1 and $2", "\x1b[31m"]
-    figure = plot_confusion({"confusion": np.eye(3).tolist(), "top1": 1.0}, names)
-    save_figure(figure, tmp_path / "confusion.png")
-    labels = [label.get_text().replace(r"\$", "$") for label in figure.axes[0].get_xticklabels()]
-    assert labels == [*names[:2], r"\x1b[31m"]
 
 
 def test_numbers_and_bytes_are_readable() -> None:

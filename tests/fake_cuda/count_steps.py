@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 import train
 from training.config import parse
@@ -40,6 +41,8 @@ def main(output: Path, first: int, last: int, runs: list[list[str]]) -> None:
             found["calls"] = read_counts()
         return scalars
 
+    q = torch.empty(1, 3, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    print("attention by", SDPBackend(torch._fused_sdp_choice(q, q, q)).name, file=sys.stderr)
     train.train_step = counted  # type: ignore[assignment]
     for arguments in runs:
         found: dict[str, Any] = {"rank": rank}

@@ -41,8 +41,8 @@ async_compile.AsyncCompile.triton = lambda *_, **__: NoKernel()  # Triton compil
 for how, checkpointing in ((True, False), (True, True), ("reduce-overhead", False)):
     moved = []
     config = ModelConfig(activation_checkpointing=checkpointing)
-    _, measured = measure_config(config, 16, 1, torch.device("cuda", 0), how)
-    print(json.dumps([measured["measured_peak_gib"], sum(moved) / 1e9, len(moved)]))
+    measured = measure_config(config, 16, 1, torch.device("cuda", 0), how)
+    print(json.dumps([measured["peak_memory_gib"], sum(moved) / 1e9, len(moved)]))
 """
 # Kernels compute nothing here, so that boolean masks would select nothing: they select by their shape. A module's main
 # is called, so that processes forked for a measurement find it by name.
@@ -80,8 +80,7 @@ def mark_inverted(mask):
 torch.Tensor.__getitem__, torch.Tensor.__invert__ = select, mark_inverted
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    module, arguments = import_module(sys.argv[0].removesuffix(".py").replace("/", ".")), sys.argv[1:]
-    sys.exit(module.main(module.parse_arguments(arguments) if "memory" in sys.argv[0] else arguments))
+    sys.exit(import_module(sys.argv[0].removesuffix(".py").replace("/", ".")).main(sys.argv[1:]))
 """
 # Stands for the interpreter: everything but pytest runs by UNCHECKED.
 PYTHON = """#!/bin/sh

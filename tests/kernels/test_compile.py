@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 KERNELS = {
     f"{name}_kernel" for name in ("crop_resize", "gumbel_topk", "gather", "scatter", "patchify", "sampling_loss")
 }
-KERNELS |= {"loss_kernel", "loss_backward_kernel"}
+KERNELS |= {"loss_kernel"}
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.masking.mask import Mask
+from model.masking import Mask
 
 # 4 frames of 32×32 in patches of 2×8×8 are 2·4·4 = 32 tokens: a model that runs in milliseconds.
 SMALL: dict[str, Any] = {
@@ -44,7 +44,7 @@ def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
     """Let the model mask these tokens, whatever its sampler would choose."""
 
     def sample(logits: Tensor, seed: int, offset: int) -> Mask:
-        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.has_probabilities else None)
+        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.learns else None)
 
     strategy = model.token_sampler
     strategy.sample = sample  # type: ignore[method-assign, assignment]

@@ -4,7 +4,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from made_videos import LEVELS, read_number
 
 from pipeline.clip_memory import BlockLayout
 from pipeline.config import DataConfig
-from pipeline.decoding.dali_policy import DaliPolicy
-from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking, ChunkResult, WorkerSetup
+from pipeline.decoding.decode_worker import Chunk, ChunkResult, ChunkWriter, WorkerSetup
+from pipeline.decoding.joining import DaliPolicy
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow, TrainingPlan
@@ -34,9 +35,25 @@ def plan_of(dataset: ShardDataset, config: DataConfig, **others: int) -> Trainin
     return TrainingPlan(dataset, config, **settings)
 
 
+@contextmanager
+def open_loader(
+    dataset: ShardDataset, config: DataConfig, quarantine: Path | None = None, **others: int
+) -> Iterator[tuple[TrainingPlan, ClipLoader]]:
+    plan = plan_of(dataset, config, **others)
+    with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
+        yield plan, loader
+
+
 def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0, **others: int) -> list[Batch]:
-    with ClipLoader(dataset, plan_of(dataset, config, **others), CPU, config, None) as loader:
+    with open_loader(dataset, config, **others) as (_, loader):
         return list(islice(loader.batches(first), count))
+
+
+def check_first(dataset: ShardDataset, config: DataConfig, count: int, **others: int) -> dict[str, float]:
+    """Check that the first batches are the plan's; return the loader's counters."""
+    with open_loader(dataset, config, **others) as (plan, loader):
+        check_frames(list(islice(loader.batches(0), count)), plan, dataset)
+        return loader.counters
 
 
 def numbers_in(clip: torch.Tensor) -> list[int]:
@@ -44,15 +61,11 @@ def numbers_in(clip: torch.Tensor) -> list[int]:
     return [read_number(frame) for frame in clip.cpu().numpy()]
 
 
-def check_frames(batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0) -> None:
-    """Check that each batch is the plan's; frame k of video i shows number i + k."""
-    check_replaced(batches, plan, dataset, (), first)
-
-
-def check_replaced(
-    batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, bad: Collection[str], first: int = 0
+def check_frames(
+    batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0, bad: Collection[str] = ()
 ) -> int:
-    """Check the same where the videos with keys `bad` are replaced as planned. Return how many clips were."""
+    """Check that each batch is the plan's; frame k of video i shows number i + k. Return how many clips were replaced,
+    as planned: those of videos with keys `bad`."""
     num_replaced = 0
     for index, batch in enumerate(batches, first):
         assert batch.positions == [row.position for row in plan.batch(index)]
@@ -111,10 +124,10 @@ def make_chunk(
     setup: WorkerSetup, block: np.ndarray, first: int, num_clips: int, videos: Sequence[Video]
 ) -> ChunkResult:
     """Make a chunk of a batch as a decode worker does."""
-    making = ChunkInTheMaking(setup, block, Chunk(0, first, num_clips, 0))
+    writer = ChunkWriter(setup, block, Chunk(0, first, num_clips, 0))
     for number, (video, _, rows) in enumerate(videos):
-        making.add_video(first + number * len(rows), rows, video)
-    return making.finish()
+        writer.add_video(first + number * len(rows), rows, video)
+    return writer.result
 
 
 def make_setup(
@@ -126,7 +139,7 @@ def make_setup(
     shape = plan.num_frames, *size, 3
     layout = BlockLayout(len(rows), shape, slot_bytes or 4 * math.prod(shape))
     dataset: Any = SimpleNamespace(samples=[sample for _, sample, _ in videos])
-    return WorkerSetup(dataset, plan, DataConfig(), DaliPolicy(), layout, upload_planes, ends_with_thread=False)
+    return WorkerSetup(dataset, plan, DataConfig(), DaliPolicy(), layout, upload_planes)
 
 
 def make_batch(
@@ -168,11 +181,15 @@ def list_descendants(pid: int) -> list[int]:
     return found + [pid for child in found for pid in list_descendants(child)]
 
 
-def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, "they are still there"
+def wait_until(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.01)
+
+
+def wait_for_the_end(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def take_interrupts() -> None:

@@ -2,11 +2,12 @@
 
 import hashlib
 import io
-import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample
+from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
 from shard_tools.encoding.codecs import CODECS, open_encoder
 from shard_tools.encoding.cuts import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
@@ -64,19 +66,10 @@ def drawn(number: int, width: int, height: int, pattern: bool) -> np.ndarray:
 
 
 def encode(
-    num_frames: int,
-    *,
-    codec: str = "libx264",
-    container: str = "mp4",
-    width: int = 64,
-    height: int = 48,
-    pix_fmt: str = "yuv420p",
-    options: dict[str, str] | None = None,
-    first: int = 0,
-    pattern: bool = False,
-    rotation: int = 0,
-    **muxing: str,
-) -> bytes:
+    num_frames: int, *, codec: str = "libx264", container: str = "mp4", width: int = 64, height: int = 48,
+    pix_fmt: str = "yuv420p", options: dict[str, str] | None = None, first: int = 0, pattern: bool = False,
+    rotation: int = 0, **muxing: str,
+) -> bytes:  # fmt: skip
     """Frame k is `drawn` of `first` + k; a player turns it counter-clockwise by `rotation` degrees."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=muxing) as output:
@@ -112,16 +105,11 @@ def remux(data: bytes, container: str, change: Callable[[av.Packet, int], av.Pac
         return Path(file.name).read_bytes()
 
 
+@cache
 def store(
-    codec: str,
-    num_frames: int,
-    *,
-    gop: int = 8,
-    width: int = 64,
-    height: int = 48,
-    first: int = 0,
+    codec: str, num_frames: int, *, gop: int = 8, width: int = 64, height: int = 48, first: int = 0,
     pattern: bool = False,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them; with
     `pattern`, as `encode`."""
     noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
@@ -134,6 +122,12 @@ def store(
             writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
         writer.close()
         return path.read_bytes()
+
+
+def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice:
+    """What a clip reads of a stored video."""
+    groups = GopIndex(index_gops(data, num_frames), len(data), num_frames)
+    return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
 
 
 def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None = None) -> Sample:
@@ -149,15 +143,9 @@ def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None =
 
 
 def write_shards(
-    folder: Path,
-    videos: list[tuple[str, bytes]],
-    *,
-    per_shard: int = 4,
-    classes: int = 0,
-    container: str = "mp4",
-    broken: dict[str, bytes] | None = None,
-    **columns: list[Any],
-) -> Path:
+    folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4",
+    broken: dict[str, bytes] | None = None, **columns: list[Any],
+) -> Path:  # fmt: skip
     """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it.
 
     broken: what is stored, by key, instead of the video that the tables describe.
@@ -188,15 +176,9 @@ def write_shards(
 
 def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) -> ShardDataset:
     """The same shards with bytes flipped inside the videos of `keys`, after sharding."""
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    dataset = ShardDataset.open(folder)
+    dataset = ShardDataset.open(shutil.copytree(source, folder))
     for index, sample in enumerate(dataset.samples):
         if sample.key in keys:
-            with open(dataset.shards[int(dataset.shard_of[index])], "r+b") as shard:
-                shard.seek(sample.offset + int(sample.size * start))
-                byte = shard.read(1)[0]
-                shard.seek(-1, os.SEEK_CUR)
-                shard.write(bytes([byte ^ 0xFF]))
+            shard = np.memmap(dataset.shards[dataset.shard_of(index)], np.uint8, "r+")
+            shard[sample.offset + int(sample.size * start)] ^= 0xFF
     return dataset

@@ -4,7 +4,6 @@ import os
 import resource
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,26 +28,6 @@ def test_a_block_is_used_again_once_nothing_is_left_of_it() -> None:
     assert os.fstat(memory.fileno()).st_size == 2 * LAYOUT.block_bytes, "of which only what was written to exists"
 
 
-def test_two_processes_see_the_same_block() -> None:
-    memory = ClipMemory(LAYOUT)
-    other = ClipMemory(LAYOUT, os.dup(memory.fileno()))
-    memory.acquire()
-    (number, block), (first, _) = memory.acquire(), memory.acquire()
-    assert number != first
-    other.map_block(number)[:] = np.arange(LAYOUT.block_bytes) % 251
-    for opened in (memory, other):
-        opened.close()
-    assert (block == np.arange(LAYOUT.block_bytes) % 251).all(), "also when it is closed"
-
-
-def test_tables_lie_behind_the_clips() -> None:
-    block = np.zeros(LAYOUT.block_bytes, np.uint8)
-    for table in LAYOUT.view_tables(block, 3):
-        table[:] = 1
-    assert not block[: 3 * LAYOUT.slot_bytes].any()
-    assert [table.shape for table in LAYOUT.view_tables(block, 2)][:2] == [(2, 2), (2, 3)], "of fewer clips, fewer"
-
-
 def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some virtual machines."""
     cudart = SimpleNamespace(cudaHostRegister=lambda *_: 801)
@@ -58,8 +37,7 @@ def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")],
+    ("kind", "reason"), [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")]
 )
 def test_a_limit_of_the_shell_is_an_error(kind: int, reason: str) -> None:
     memory, before = ClipMemory(LAYOUT._replace(slot_bytes=2**40)), resource.getrlimit(kind)

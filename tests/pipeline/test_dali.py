@@ -4,22 +4,20 @@ import ctypes
 import re
 import sys
 import threading
-import time
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from loading import CPU, check_frames, check_replaced, first_batches, plan_of
+from loading import CPU, check_first, check_frames, first_batches, open_loader, plan_of
 from made_videos import encode, store, write_shards
 
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.decoding import dali, dali_policy
-from pipeline.decoding.dali import DaliGraph, choose_policy, find_dali_fault, try_decoding
-from pipeline.decoding.dali_policy import BalancedShare
+from pipeline.decoding import dali
+from pipeline.decoding.dali import DaliGraph, adjust_share, choose_policy, find_dali_fault, try_decoding
+from pipeline.decoding.joining import is_in_share
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
@@ -75,46 +73,42 @@ def test_any_number_of_pipelines_makes_the_same_clips(tmp_path: Path, dali_pipel
 
 
 def test_a_share_follows_who_is_waited_for() -> None:
-    balance, chunks = BalancedShare(), []
+    share, chunks = 0.0, []
     for waits in [(0.1, 0.0)] * 20 + [(0.0, 0.0)] * 20 + [(0.1, 0.2)] * 8 + [(0.0, 0.0)] * 20:
-        balance.adjust(*waits)
-        chunks.append(sum(balance.takes_chunk() for _ in range(16)))
+        share = adjust_share(share, *waits)
+        chunks.append(sum(is_in_share(share, number) for number in range(16)))
     assert chunks == [*range(1, 17), *[16] * 24, *range(15, 7, -1), *[8] * 20]
 
 
 def test_dali_helps_where_workers_are_behind(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali_policy, "MIN_WAIT_S", 0)  # without a step, workers are always behind
-    config = config_of(decoder="auto", dali_share="auto", max_bad_fraction=0)
-    plan, batches = plan_of(vp9, config), []
-    with ClipLoader(vp9, plan, CPU, config, None) as loader:
-        for batch in loader.batches(0):
-            batches.append(batch)
-            if loader.counters["dali_clips"] > 8:
-                break
+    monkeypatch.setattr(dali, "MIN_WAIT_S", 0)  # without a step, workers are always behind
+    with open_loader(vp9, config_of(decoder="auto", dali_share="auto", max_bad_fraction=0)) as (plan, loader):
+        check_frames(list(takewhile(lambda _: loader.counters["dali_clips"] <= 8, loader.batches(0))), plan, vp9)
         assert loader.counters["dali_clips"] < loader.counters["clips"]
-    check_frames(batches, plan, vp9)
 
 
 def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path) -> None:
     codecs = ("vp9", "mjpeg", "h264")
     videos = [(f"v{i:02d}", store(codecs[i % 3], 20, first=i)) for i in range(9)]
     mixed = ShardDataset.open(write_shards(tmp_path / "mixed", videos))
-    config = config_of(decoder="auto", dali_share=1.0)
-    plan = plan_of(mixed, config)
-    with ClipLoader(mixed, plan, CPU, config, None) as loader:
-        check_frames(list(islice(loader.batches(0), 9)), plan, mixed)
-        assert loader.counters["fallback_clips"] == 0
-        assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
+    counters = check_first(mixed, config_of(decoder="auto", dali_share=1.0), 9)
+    assert counters["fallback_clips"] == 0
+    assert 0 < counters["dali_clips"] < counters["clips"]
 
 
 def decides(dataset: ShardDataset, device: torch.device, config: DataConfig, sample: int = 0) -> bool:
     video = VideoSlice(b"", (0,), 1, in_groups=True)
-    return choose_policy(dataset, device, config).suits_dali(dataset.samples[sample], decode=0, video=video)
+    return choose_policy(dataset, device, config).suits_dali(dataset.samples[sample], 0, video)
 
 
-def test_dali_decodes_where_it_is_asked_to(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def able_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "try_decoding", lambda *_: "")
     monkeypatch.setattr(dali, "_PROBED", {})
+
+
+@pytest.mark.usefixtures("able_gpu")
+def test_dali_decodes_where_it_is_asked_to(vp9: ShardDataset) -> None:
     for device in (CPU, CUDA):
         assert not decides(vp9, device, DataConfig())
         assert decides(vp9, device, DataConfig(dali_share=1.0))
@@ -144,24 +138,18 @@ def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
     assert len(tried) == dali.PROBES
 
 
-@pytest.mark.parametrize(("width", "height", "fits"), [(352, 256, True), (342, 256, False), (640, 360, False)])
-def test_on_a_gpu_sides_that_are_no_multiples_of_16_are_decoded_by_pyav(
-    tmp_path: Path, width: int, height: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dali, "try_decoding", lambda *_: "")
-    monkeypatch.setattr(dali, "_PROBED", {})
-    shards = write_shards(tmp_path / "data", [("v0", encode(2, width=width, height=height))])
-    assert decides(ShardDataset.open(shards), CUDA, DataConfig(dali_share=1.0)) == fits
+@pytest.mark.usefixtures("able_gpu")
+def test_on_a_gpu_sides_that_are_no_multiples_of_16_are_decoded_by_pyav(tmp_path: Path) -> None:
+    sides = {(352, 256): True, (342, 256): False, (640, 360): False}
+    videos = [(f"v{i}", encode(2, width=width, height=height)) for i, (width, height) in enumerate(sides)]
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
+    assert [decides(dataset, CUDA, DataConfig(dali_share=1.0), i) for i in range(3)] == [*sides.values()]
 
 
 def test_copied_videos_are_decoded_by_pyav(tmp_path: Path) -> None:
-    shards = write_shards(
-        tmp_path / "data", [("v0", encode(20, codec="libvpx-vp9", container="webm"))], container="webm"
-    )
-    dataset = ShardDataset.open(shards)
-    with ClipLoader(dataset, plan_of(dataset, config_of()), CPU, config_of(), None) as loader:
-        next(loader.batches(0))
-        assert loader.counters["dali_clips"] == 0
+    video = encode(20, codec="libvpx-vp9", container="webm")
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)], container="webm"))
+    assert check_first(dataset, config_of(), 1)["dali_clips"] == 0
 
 
 def test_decoder_dali_says_what_it_cannot_decode(
@@ -194,45 +182,34 @@ def test_an_error_of_dali_is_found_and_survived(tmp_path: Path) -> None:
     videos = [(f"v{i:02d}", store("vp9", 20, first=i)) for i in range(6)]
     broken = re.sub(b"mdat.{40}", b"mdat" + bytes(40), videos[3][1], flags=re.DOTALL)
     dataset = ShardDataset.open(write_shards(tmp_path / "broken", videos, broken={"v03": broken}))
-    config = config_of(max_bad_fraction=0.9, prefetch=3)
-    plan, report = plan_of(dataset, config, batch_size=8), tmp_path / "quarantine.jsonl"
-    with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        batches = list(islice(loader.batches(0), 6))
+    config, report = config_of(max_bad_fraction=0.9, prefetch=3), tmp_path / "quarantine.jsonl"
+    with open_loader(dataset, config, report, batch_size=8) as (plan, loader):
+        assert check_frames(list(islice(loader.batches(0), 6)), plan, dataset, bad=["v03"]) > 0
         assert loader.counters["fallback_clips"] > 0
-    assert check_replaced(batches, plan, dataset, ["v03"]) > 0
     assert report.read_text().count("\n") == report.read_text().count('"key": "v03"') == 1
 
 
-@pytest.fixture
-def hanging_dali(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """DALI hangs at the takes whose numbers are in `takes`, until `release` is set."""
-    state, numbers, plain = SimpleNamespace(takes=[], release=threading.Event()), count(), DaliGraph.take
+def test_where_dali_hangs_pyav_takes_over(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is given up: what hangs keeps its memory."""
+    release, numbers, plain = threading.Event(), count(), DaliGraph.take
 
     def take_or_hang(graph: DaliGraph) -> list[torch.Tensor]:
-        if next(numbers) in state.takes:
-            state.release.wait(20)
+        if next(numbers) == 1:
+            release.wait(20)
         return plain(graph)
 
     monkeypatch.setattr(DaliGraph, "take", take_or_hang)
-    return state
-
-
-def test_where_dali_hangs_pyav_takes_over(
-    vp9: ShardDataset, hanging_dali: SimpleNamespace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It is given up: what hangs keeps its memory."""
-    hanging_dali.takes = [1]
-    config = config_of(decode_timeout_s=1.0)
-    plan, report = plan_of(vp9, config), tmp_path / "quarantine.jsonl"
-    with ClipLoader(vp9, plan, CPU, config, report) as loader:
-        batches = list(islice(loader.batches(0), 4))
-        assert loader.counters["timeouts"] == 1
-        assert loader.counters["fallback_clips"] == 4
-        hanging_dali.release.set()
-    check_frames(batches, plan, vp9)
-    assert not report.exists(), "no video is known to be bad"
+    counters = check_first(vp9, config_of(decode_timeout_s=1.0), 4)
+    release.set()
+    assert (counters["timeouts"], counters["bad_clips"]) == (1, 0)
+    assert counters["fallback_clips"] >= 4
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert "DALI has failed with 'no answer for 1 s': PyAV decodes everything from now on, in " in note
+    assert (
+        "DALI has failed with 'no answer in 1 s (data.decode_timeout_s)': PyAV decodes everything from now on, in "
+        in note
+    )
 
 
 @pytest.mark.parametrize("method", ["feed", "take", "__init__"])
@@ -246,32 +223,7 @@ def test_a_dali_that_always_fails_is_given_up(
         raise RuntimeError("Critical error in pipeline:\n  dlopen failed")
 
     monkeypatch.setattr(DaliGraph, method, fail)
-    config = config_of()
-    plan = plan_of(vp9, config)
-    with ClipLoader(vp9, plan, CPU, config, None) as loader:
-        check_frames(list(islice(loader.batches(0), 12)), plan, vp9)
-        assert loader.counters["bad_clips"] == 0
+    assert check_first(vp9, config_of(), 12)["bad_clips"] == 0
     assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
-
-
-def test_an_error_met_early_waits_for_its_turn(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI refuses a batch while others are in flight: all of them come out, in order, from DALI."""
-    numbers, plain = count(), DaliGraph.feed
-
-    def feed_or_fail(graph: DaliGraph, *batch: Any) -> None:
-        if next(numbers) == 2:
-            raise RuntimeError("an earlier batch has failed")
-        plain(graph, *batch)
-
-    monkeypatch.setattr(DaliGraph, "feed", feed_or_fail)
-    config = config_of(prefetch=4)
-    plan = plan_of(vp9, config)
-    with ClipLoader(vp9, plan, CPU, config, None) as loader:
-        batches = []
-        for batch in islice(loader.batches(0), 8):
-            batches.append(batch)
-            time.sleep(0.2)  # the step, in which the next batches are read
-        assert loader.counters["fallback_clips"] == 0
-    check_frames(batches, plan, vp9)

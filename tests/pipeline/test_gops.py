@@ -2,26 +2,17 @@
 
 import hashlib
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
-from made_videos import LEVELS, encode, read_number, store
+from made_videos import encode, store
 
 from pipeline.decoding.sources import decode_frames
-from pipeline.decoding.video import Video, as_rgb
 from pipeline.shards.gops import GOP as GOP_ROW
 from pipeline.shards.gops import GopIndex, checksum, index_gops
 from pipeline.video_error import VideoError
-from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES, GOP = 38, 8
-
-
-@pytest.fixture(scope="module")
-def stored() -> Callable[[str], bytes]:
-    """What make_shards stores of NUM_FRAMES numbered frames, by codec."""
-    return cache(lambda codec: store(codec, NUM_FRAMES, gop=GOP))
 
 
 def groups_of(data: bytes) -> GopIndex:
@@ -32,24 +23,8 @@ def reader(data: bytes) -> Callable[[int, int], bytes]:
     return lambda offset, size: data[offset : offset + size]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_clip_from_its_groups_is_the_one_of_the_whole_video(stored: Callable[[str], bytes], codec: str) -> None:
-    data = stored(codec)
-    groups = groups_of(data)
-    assert set(range(0, NUM_FRAMES, GOP)) <= set(groups.rows["first_frame"].tolist()), "key frames as asked for"
-    whole = decode_frames(data, range(NUM_FRAMES), NUM_FRAMES)
-    assert [read_number(frame) for frame in whole] == [number % LEVELS for number in range(NUM_FRAMES)]
-    places = [range(start, start + 10) for start in range(NUM_FRAMES - 9)]
-    apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
-    for wanted in [*places, *apart]:
-        cut = groups.slice_video(wanted, reader(data))
-        with Video(cut.data, cut.num_frames) as video:
-            frames = {number: as_rgb(frame) for number, frame in video.frames(cut.numbers)}
-        assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(cut.numbers, wanted, strict=True)), wanted
-
-
-def test_only_the_groups_of_a_clip_are_read(stored: Callable[[str], bytes]) -> None:
-    data = stored("h264")
+def test_only_the_groups_of_a_clip_are_read() -> None:
+    data = store("h264", NUM_FRAMES)
     groups, read = groups_of(data), []
 
     def ranges(offset: int, size: int) -> bytes:
@@ -65,8 +40,8 @@ def test_only_the_groups_of_a_clip_are_read(stored: Callable[[str], bytes]) -> N
 
 
 @pytest.mark.parametrize(("column", "row"), [(c, r) for c in GOP_ROW.names or () for r in (0, 1, 3, 5)])
-def test_any_changed_row_is_found_where_it_would_matter(stored: Callable[[str], bytes], column: str, row: int) -> None:
-    data = stored("vp9")
+def test_any_changed_row_is_found_where_it_would_matter(column: str, row: int) -> None:
+    data = store("vp9", NUM_FRAMES)
     groups = groups_of(data)
     whole = decode_frames(data, range(NUM_FRAMES), NUM_FRAMES)
     for change in (1, -1, 7):
@@ -84,8 +59,8 @@ def test_any_changed_row_is_found_where_it_would_matter(stored: Callable[[str], 
         assert found
 
 
-def test_changed_and_missing_bytes_are_found(stored: Callable[[str], bytes]) -> None:
-    data = stored("h264")
+def test_changed_and_missing_bytes_are_found() -> None:
+    data = store("h264", NUM_FRAMES)
     groups = groups_of(data)
     place = int(groups.rows["offset"][3]) + 200
     other = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
@@ -102,10 +77,10 @@ def test_the_checksum_is_the_one_that_is_described() -> None:
     assert checksum(5, b"abc") == int.from_bytes(hashlib.sha256(b"\5\0\0\0abc").digest()[:8], "little")
 
 
-def test_what_cannot_be_cut_has_no_groups(stored: Callable[[str], bytes]) -> None:
+def test_what_cannot_be_cut_has_no_groups() -> None:
     assert not len(index_gops(encode(20), 20)), "not fragmented"
     assert not len(index_gops(encode(20, container="matroska"), 20))
-    data = stored("h264")
+    data = store("h264", NUM_FRAMES)
     assert not len(index_gops(data, NUM_FRAMES + 1)), "frames that no fragment has"
     assert not len(index_gops(b"", 0))
     rows = index_gops(data, NUM_FRAMES)
@@ -126,9 +101,3 @@ def test_fragments_that_begin_within_a_group_are_not_cut() -> None:
     data = encode(24, options={"g": "8", "bf": "0"}, **muxing)
     assert data.count(b"moof") > 3
     assert not len(index_gops(data, 24))
-
-
-def test_a_group_costs_a_few_bytes(stored: Callable[[str], bytes]) -> None:
-    for codec in CODECS:
-        data = stored(codec)
-        assert data.index(b"mdat") + 4 - (data.index(b"moof") - 4) < 150, "what a fragment adds to its frames"

@@ -6,14 +6,14 @@ import av
 import numpy as np
 import pytest
 import torch
-from made_videos import encode, store
+from made_videos import cut_video, encode, store
 
 from pipeline.decoding.dali import DaliGraph, split_cuts
 from pipeline.decoding.joining import CLIPS_PER_VIDEO, EncodedVideo, JoinedVideo, find_groups, join_videos
 from pipeline.decoding.sources import decode_frames
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
-from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
+from pipeline.shards.gops import VideoSlice
 from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES = 21
@@ -23,12 +23,10 @@ WANTED = [(0, 1, 2, 3), (7, 8, 9, 10), (2, 10, 18, 18), (20, 20, 20, 20), (5, 9,
 
 def cut_clips(codec: str, **settings: int) -> list[VideoSlice]:
     """Cut the slices of WANTED out of videos that show other frames each."""
-    slices = []
-    for number, wanted in enumerate(WANTED):
-        data = store(codec, NUM_FRAMES, first=5 * number, **settings)
-        groups = GopIndex(index_gops(data, NUM_FRAMES), len(data), NUM_FRAMES)
-        slices.append(groups.slice_video(wanted, lambda offset, size, data=data: data[offset : offset + size]))
-    return slices
+    return [
+        cut_video(store(codec, NUM_FRAMES, first=5 * number, **settings), wanted, NUM_FRAMES)
+        for number, wanted in enumerate(WANTED)
+    ]
 
 
 def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarray]:
@@ -39,7 +37,7 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
         groups = find_groups(video)
         assert groups is not None
         size = len(video.data)
-        videos[2 * number] = EncodedVideo(start, size, groups, video.num_frames, video.numbers, rows)
+        videos[2 * number] = EncodedVideo(slice(start, start + size), groups, video.num_frames, video.numbers, rows)
         start += size
     return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
 

@@ -2,30 +2,19 @@
 
 import struct
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
-from made_videos import KINDS, encode, store
+from made_videos import KINDS, cut_video, encode, store
 
 from pipeline.decoding.packets import SliceDecoder, read_header
 from pipeline.decoding.video import Video
-from pipeline.shards.gops import GopIndex, VideoSlice, index_gops, read_fragments
+from pipeline.shards.gops import VideoSlice, read_fragments
 from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
 
 NUM_FRAMES = 38
 Frames = dict[int, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def stored() -> Callable[[str], bytes]:
-    return cache(lambda codec: store(codec, NUM_FRAMES))
-
-
-def cut(data: bytes, wanted: list[int]) -> VideoSlice:
-    groups = GopIndex(index_gops(data, NUM_FRAMES), len(data), NUM_FRAMES)
-    return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
 
 
 def decode(video: VideoSlice) -> Frames:
@@ -43,20 +32,21 @@ def assert_equal(found: Frames, expected: Frames) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_frames_are_those_of_the_demuxer(
-    stored: Callable[[str], bytes], codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_are_those_of_the_demuxer_and_of_the_whole_video(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [[*range(start, start + 10)] for start in range(0, NUM_FRAMES - 9, 3)]
     apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
-    slices = [cut(stored(codec), wanted) for wanted in [*places, *apart]]
+    clips, data = [*places, *apart], store(codec, NUM_FRAMES)
+    whole = decode_by_demuxer(VideoSlice(data, tuple(range(NUM_FRAMES)), NUM_FRAMES))
+    slices = [cut_video(data, wanted, NUM_FRAMES) for wanted in clips]
     expected = [decode_by_demuxer(video) for video in slices]
     monkeypatch.setattr(Video, "_open", None)  # which is not called
-    for video, frames in zip(slices, expected, strict=True):
+    for video, wanted, frames in zip(slices, clips, expected, strict=True):
         assert_equal(decode(video), frames)
+        assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(video.numbers, wanted, strict=True))
 
 
-def test_no_more_is_decoded_than_needed(stored: Callable[[str], bytes]) -> None:
-    decoder = SliceDecoder(cut(stored("h264"), [3, 12, 13]))
+def test_no_more_is_decoded_than_needed() -> None:
+    decoder = SliceDecoder(cut_video(store("h264", NUM_FRAMES), [3, 12, 13], NUM_FRAMES))
     assert len(list(decoder.frames())) == 3
     assert decoder.frames_decoded == 4 + 6, "no tails of groups"
 
@@ -88,10 +78,8 @@ def changed(data: bytes, old: bytes, new: bytes) -> bytes:
     ],
     ids=["no extradata", "mirrored", "two tracks", "edit list"],
 )
-def test_unusual_headers_give_what_the_demuxer_gives(
-    stored: Callable[[str], bytes], change: Callable[[bytes], bytes]
-) -> None:
-    video = cut(stored("h264"), [1, 9, 20])
+def test_unusual_headers_give_what_the_demuxer_gives(change: Callable[[bytes], bytes]) -> None:
+    video = cut_video(store("h264", NUM_FRAMES), [1, 9, 20], NUM_FRAMES)
     assert_same_outcome(video._replace(data=change(video.data)))
 
 
@@ -111,11 +99,9 @@ def attempt(way: Callable[[VideoSlice], Frames], video: VideoSlice) -> tuple[Fra
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(
-    stored: Callable[[str], bytes], codec: str
-) -> None:
+def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(codec: str) -> None:
     random = np.random.default_rng(0)
-    video = cut(stored(codec), [2, 9, 12])
+    video = cut_video(store(codec, NUM_FRAMES), [2, 9, 12], NUM_FRAMES)
     whole = [packet for fragment in read_fragments(video.data) for packet in fragment.packets or ()]
     for _ in range(12):
         data = bytearray(video.data)
@@ -124,8 +110,8 @@ def test_packets_damaged_before_the_checksum_give_what_the_demuxer_gives(
         assert_same_outcome(video._replace(data=bytes(data)))
 
 
-def test_extradata_of_another_video_gives_what_the_demuxer_gives(stored: Callable[[str], bytes]) -> None:
-    video = cut(stored("h264"), [2, 9])
+def test_extradata_of_another_video_gives_what_the_demuxer_gives() -> None:
+    video = cut_video(store("h264", NUM_FRAMES), [2, 9], NUM_FRAMES)
     sets = read_header(video.data[: next(read_fragments(video.data)).start])[1] or b""
     other = sets[:9] + bytes(byte ^ 0x55 for byte in sets[9:])
     assert "Invalid data" in assert_same_outcome(video._replace(data=changed(video.data, sets, other)))

@@ -7,12 +7,12 @@ import av
 import numpy as np
 import pytest
 import torch
-from loading import check_frames, make_batch, make_chunk, make_setup, plan_of
+from loading import Video, check_frames, make_batch, make_chunk, make_setup, plan_of
 from made_videos import encode, write_shards
 
 from pipeline.clip_memory import ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, ChunkInTheMaking
+from pipeline.decoding.decode_worker import Chunk, ChunkWriter
 from pipeline.decoding.planes import find_window, is_worth_uploading
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
@@ -35,11 +35,9 @@ def make_sample(width: int = WIDTH, height: int = HEIGHT) -> Sample:
     return Sample("v", "mp4", "h264", 16, 8.0, 1, width, height, None, "", "")
 
 
-def make_clips(data: bytes, rows: list[PlanRow], sample: Sample, upload_planes: bool) -> torch.Tensor:
-    video = VideoSlice(data, NUMBERS, sample.num_frames)
-    clips, num_images = make_batch([(video, sample, rows)], SIZE, upload_planes)
-    assert (num_images == 0) == upload_planes
-    return clips
+def make_video(data: bytes, *crops: Crop, frames: tuple[int, ...] = NUMBERS, flip: bool = False) -> Video:
+    """A video of the usual size whose clips show `crops`."""
+    return VideoSlice(data, frames, 16), make_sample(), make_rows(*crops, flip=flip, frames=frames)
 
 
 USUAL = {
@@ -56,9 +54,10 @@ CROPS = [Crop(8, 4, 40, 40), Crop(6, 2, 40, 40), Crop(0, 0, 62, 46), Crop(20, 8,
 def test_the_device_makes_what_ffmpeg_makes(kind: str, flip: bool) -> None:
     """Clips of one window, which share its frames; off the border, beyond which FFmpeg looks."""
     sample = make_sample(63, 47) if kind == "odd sides" else make_sample()
-    rows = make_rows(*CROPS, flip=flip)
-    clips = make_clips(USUAL[kind], rows, sample, upload_planes=True)
-    off = (clips.int() - make_clips(USUAL[kind], rows, sample, upload_planes=False).int()).abs()[:, :, 2:-2, 2:-2]
+    video = VideoSlice(USUAL[kind], NUMBERS, 16), sample, make_rows(*CROPS, flip=flip)
+    (clips, num_images), (expected, _) = (make_batch([video], SIZE, upload_planes) for upload_planes in (True, False))
+    assert num_images == 0
+    off = (clips.int() - expected.int()).abs()[:, :, 2:-2, 2:-2]
     assert off.float().mean() < 0.3
     assert off.max() <= 1
 
@@ -89,11 +88,10 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_what_the_kernel_does_not_define_is_left_to_ffmpeg(kind: str) -> None:
-    numbers, num_frames = ((0,), 1) if kind == "rotated" else (NUMBERS, 16)
-    video, rows = VideoSlice(UNUSUAL[kind], numbers, num_frames), make_rows(CROPS[0], frames=numbers)
-    clips, num_images = make_batch([(video, make_sample(), rows)], SIZE, upload_planes=True)
+    video = make_video(UNUSUAL[kind], CROPS[0], frames=(0,) if kind == "rotated" else NUMBERS)
+    clips, num_images = make_batch([video], SIZE, upload_planes=True)
     assert num_images == 1
-    assert torch.equal(clips, make_batch([(video, make_sample(), rows)], SIZE, upload_planes=False)[0])
+    assert torch.equal(clips, make_batch([video], SIZE, upload_planes=False)[0])
 
 
 def test_frames_much_larger_than_their_clips_are_scaled_before_the_upload() -> None:
@@ -112,20 +110,17 @@ def test_a_window_holds_all_crops_and_whole_chroma_samples(crops: list[Crop], wi
 
 
 def test_chunks_and_kinds_are_joined_in_order() -> None:
-    sample, rows = make_sample(), make_rows(*CROPS[:2])
-    usual = VideoSlice(USUAL["h264"], NUMBERS, 16), sample, rows
-    unusual = VideoSlice(UNUSUAL["4:4:4"], NUMBERS, 16), sample, rows
-    of_one = {kind: make_batch([video], SIZE, True)[0] for kind, video in (("usual", usual), ("unusual", unusual))}
+    usual, unusual = (make_video(data, *CROPS[:2]) for data in (USUAL["h264"], UNUSUAL["4:4:4"]))
+    videos = [unusual, usual, usual, unusual]
+    apart = torch.cat([make_batch([video], SIZE, True)[0] for video in videos])
     for chunks in ([1, 1, 1, 1], [2, 2], [4], [3, 1]):
-        clips, num_images = make_batch([unusual, usual, usual, unusual], SIZE, True, chunks)
+        clips, num_images = make_batch(videos, SIZE, True, chunks)
         assert num_images == 4
-        assert torch.equal(clips, torch.cat([of_one[kind] for kind in ("unusual", "usual", "usual", "unusual")]))
+        assert torch.equal(clips, apart)
 
 
 def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker() -> None:
-    small, large = (
-        (VideoSlice(USUAL["h264"], NUMBERS, 16), make_sample(), make_rows(crop)) for crop in (CROPS[3], CROPS[2])
-    )
+    small, large = (make_video(USUAL["h264"], crop) for crop in (CROPS[3], CROPS[2]))
     for videos, expected in (([large, large], 2), ([large, small], 1), ([small, large], 0)):
         clips, num_images = make_batch(videos, SIZE, True, slot_bytes=4 * 32 * 32 * 3)
         assert num_images == expected
@@ -134,17 +129,15 @@ def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker() 
 
 
 def test_a_video_that_fails_leaves_nothing_behind() -> None:
-    good, bad = (
-        (VideoSlice(data, NUMBERS, 16), make_sample(), make_rows(CROPS[0]))
-        for data in (USUAL["h264"], USUAL["h264"][:900])
-    )
+    good, bad = (make_video(data, CROPS[0]) for data in (USUAL["h264"], USUAL["h264"][:900]))
     setup = make_setup([good], SIZE, upload_planes=True)
     block = np.zeros(setup.layout.block_bytes, np.uint8)
-    making = ChunkInTheMaking(setup, block, Chunk(0, 0, 1, 0))
+    writer = ChunkWriter(setup, block, Chunk(0, 0, 1, 0))
     with pytest.raises(VideoError):
-        making.add_video(0, bad[2], bad[0])
-    making.add_video(0, good[2], good[0])
-    assert making.finish()[:4] == make_chunk(setup, block, 0, 1, [good])[:4]
+        writer.add_video(0, bad[2], bad[0])
+    writer.add_video(0, good[2], good[0])
+    expected = make_chunk(setup, block, 0, 1, [good])
+    assert (writer.result.clips, writer.result.used_bytes) == (expected.clips, expected.used_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +154,8 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
     plan = plan_of(mixed, config)
     batches = {}
     for scales_on_device in (False, True):
-        with ClipLoader(mixed, plan, torch.device(device if scales_on_device else "cpu"), config, None) as loader:
-            loader._upload_planes = scales_on_device
+        place = torch.device(device if scales_on_device else "cpu")
+        with ClipLoader(mixed, plan, place, config, None, upload_planes=scales_on_device) as loader:
             batches[scales_on_device] = list(islice(loader.batches(0), 4))
     check_frames(batches[True], plan, mixed)
     for made, expected in zip(batches[True], batches[False], strict=True):
@@ -171,8 +164,7 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
 
 @pytest.mark.gpu
 def test_an_upload_does_not_wait_for_the_step() -> None:
-    rows = make_rows(CROPS[0])
-    videos = [(VideoSlice(USUAL["h264"], NUMBERS, 16), make_sample(), rows)]
+    videos = [make_video(USUAL["h264"], CROPS[0])]
     setup = make_setup(videos, SIZE, upload_planes=True)
     _, block = ClipMemory(setup.layout).acquire(pin=True)
     result, copying = make_chunk(setup, block, 0, 1, videos), torch.cuda.Stream()

@@ -8,7 +8,7 @@ from PIL import Image
 
 import preview
 from common.errors import InputError
-from figures.sheet import GAP, Layout
+from figures.sheet import GAP, Layout, Row
 from model.weights.pretrained import run_config
 
 
@@ -22,7 +22,7 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
     with Image.open(tmp_path / "preview.gif") as moving:
         assert moving.n_frames == 4
     sheet = np.array(Image.open(tmp_path / "preview.png"))
-    layout = Layout.fit(4, aspect=64 / 48)
+    layout = Layout.fit([Row("source", np.zeros((1, 48, 64, 3), np.uint8))], 4)
     side = layout.height
     assert sheet.shape[0] == 4 * (side + GAP)
     for clip in range(2):

@@ -15,7 +15,7 @@ from pipeline.config import DataConfig
 from pipeline.planning import rng, sample_order
 from pipeline.planning.rng import Purpose
 from pipeline.planning.sample_order import SampleOrder
-from pipeline.shards.dataset import ShardDataset, ShardLookup
+from pipeline.shards.dataset import ShardDataset
 from tests.pipeline.test_plan import make_plan, make_table
 
 STEP = 12
@@ -23,14 +23,12 @@ STEP = 12
 
 def make_dataset(counts: list[int] | np.ndarray, parts: list[int] | np.ndarray | None = None) -> SimpleNamespace:
     """What SampleOrder needs of a dataset: shard s holds counts[s] samples and belongs to dataset parts[s]."""
-    ends = np.cumsum(counts)
-    part_of = np.array(parts if parts is not None else [0] * len(counts))
+    of_part = np.array(parts if parts is not None else [0] * len(counts))
     return SimpleNamespace(
-        shard_of=ShardLookup(ends - counts, int(ends[-1])),
-        part_of=part_of,
-        samples=range(int(ends[-1])),
+        shard_of=lambda samples: np.searchsorted(np.cumsum(counts), samples, side="right"),
+        samples=range(sum(counts)),
         folder=Path("f"),
-        parts=[],
+        parts=[SimpleNamespace(counts=np.array(counts)[of_part == part]) for part in range(max(of_part) + 1)],
     )
 
 
@@ -74,7 +72,7 @@ def test_subset_keeps_the_order_of_its_shards() -> None:
     samples = [make_plan(dataset, config).row(position).sample for position in range(33)]
     chosen = sorted(set(samples))
     assert len(chosen) == 11
-    counts = np.bincount(dataset.shard_of[chosen], minlength=5)
+    counts = np.bincount(dataset.shard_of(chosen), minlength=5)
     assert samples == [chosen[place] for epoch in range(3) for place in lay_out_epoch(counts, 0, 2, epoch)]
 
 
@@ -102,13 +100,13 @@ def test_canonical_nodes_are_disjoint_and_complete(counts: list[int], seed: int,
 def test_nodes_read_the_same_shards_in_every_epoch() -> None:
     dataset, config = make_dataset(np.full(120, 20)), DataConfig(canonical_nodes=12, shuffle_shards=4)
     order = make_order(dataset, config)
-    shards = by_node([int(dataset.shard_of[sample]) for sample in list_samples(order, 4800)], 12)
+    shards = by_node([int(dataset.shard_of(sample)) for sample in list_samples(order, 4800)], 12)
     assert [len(set(node)) for node in shards.tolist()] == [10] * 12
     assert not np.array_equal(shards[:, :200], shards[:, 200:]), "in another order"
     assert all(len(set(shards[0, start : start + 80].tolist())) == 4 for start in (0, 80)), "a window at a time"
     uneven = make_dataset(np.array([7, 30, 20, 11, 25, 27] * 20))
     samples = list_samples(make_order(uneven, config), 2400)
-    read = [{int(uneven.shard_of[sample]) for sample in node} for node in by_node(samples, 12).tolist()]
+    read = [{int(uneven.shard_of(sample)) for sample in node} for node in by_node(samples, 12).tolist()]
     assert sum(map(len, read)) <= 120 + 11, "only at the cuts, two nodes share one"
 
 
@@ -160,7 +158,7 @@ def test_windows_are_shuffled_evenly() -> None:
     dataset = make_dataset(np.full(96, 50))
     for nodes in (1, 4):
         order = make_order(dataset, DataConfig(canonical_nodes=nodes, shuffle_shards=8))
-        shards = by_node([int(dataset.shard_of[sample]) for sample in list_samples(order, 4800)], nodes)
+        shards = by_node([int(dataset.shard_of(sample)) for sample in list_samples(order, 4800)], nodes)
         same = (shards[:, 1:] == shards[:, :-1]).mean()
         assert same == pytest.approx(49 / 399, abs=3 * (49 / 399 / 4800) ** 0.5)
         windows = shards.reshape(-1, 10, 40)
@@ -176,27 +174,17 @@ def test_bad_videos_are_replaced_from_their_own_window() -> None:
     dataset = make_dataset(np.full(60, 5))
     config = DataConfig(canonical_nodes=3, shuffle_shards=2)
     order = make_order(dataset, config)
-    shards = np.array([int(dataset.shard_of[sample]) for sample in list_samples(order, 240)]).reshape(20, 3, 4)
+    shards = np.array([int(dataset.shard_of(sample)) for sample in list_samples(order, 240)]).reshape(20, 3, 4)
     for draw in range(40, 160):
         step, node = draw // STEP, draw % STEP // 4
         near = set(shards[max(0, step - 3) : step + 4, node].ravel().tolist())
         others = [order.replacement(draw, fraction, 1) for fraction in (0.0, 0.3, 0.999)]
-        assert {int(dataset.shard_of[other]) for other in others} <= near
+        assert {int(dataset.shard_of(other)) for other in others} <= near
         assert len(set(others)) == 3
         assert others[1] == make_order(dataset, config).replacement(draw, 0.3, 8)
         assert order.replacement(draw, 0.3, sample_order.NEARBY_ATTEMPTS + 1) == 90, "then, any of the dataset"
     mix = make_order(make_dataset([5] * 8, [0] * 4 + [1] * 4), DataConfig(shards=["a", "b"], shuffle_shards=1))
     assert all((mix.replacement(draw, 0.5, 1) < 20) == (mix.sample(draw) < 20) for draw in range(80))
-
-
-def test_permutation_sorts_words_stably(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = (1, 0, 0)
-    for count in (1, 2, 5, 4096, 100_003):
-        words = rng.random_words(7, Purpose.SHARD_ORDER, place, count)
-        assert (rng.permutation(7, Purpose.SHARD_ORDER, place, count) == np.argsort(words, kind="stable")).all()
-    words = np.array([2**63, 5, 2**64 - 1, 0, 2**63 - 1, 5, 2**63, 0], np.uint64)
-    monkeypatch.setattr(rng, "random_words", lambda *_: words)
-    assert rng.permutation(7, Purpose.SHARD_ORDER, place, 8).tolist() == [3, 7, 1, 5, 4, 0, 6, 2]
 
 
 def make_long_tail() -> tuple[ShardDataset, np.ndarray]:

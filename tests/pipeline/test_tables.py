@@ -5,19 +5,18 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from loading import open_loader
 from made_videos import encode, write_shards
 
 from common.atomic_io import hash_file
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import TrainingPlan
 from pipeline.reading.reader import Reader
 from pipeline.shards import format
 from pipeline.shards.dataset import ShardDataset
@@ -25,7 +24,6 @@ from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
 from pipeline.video_error import VideoError
 from shard_tools.write import publish_tables
 
-CPU = torch.device("cpu")
 TABLE = {"file": "t.npy", "num_rows": 12, "num_bytes": 12, "sha256": 64 * "0"}
 TABLES = dict.fromkeys(("shards", "samples", "gops", "names"), TABLE)
 
@@ -70,9 +68,8 @@ def change_row(folder: Path, sample: int, **values: Any) -> None:
 def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
     """Three epochs; returns what is quarantined."""
     config = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9)
-    plan = TrainingPlan(dataset, config, num_frames=4, image_size=16, seed=0, batch_size=4)
-    with ClipLoader(dataset, plan, CPU, config, quarantine) as loader:
-        for batch, _ in zip(loader.batches(0), range(9), strict=False):
+    with open_loader(dataset, config, quarantine, num_frames=4, image_size=16) as (_, loader):
+        for batch in islice(loader.batches(0), 9):
             assert batch.clip.shape == (4, 4, 16, 16, 3)
             assert all(0 <= label < 3 for label in batch.labels.tolist())
     return quarantine.read_text().splitlines()
@@ -222,8 +219,8 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
     other = write_shards(tmp_path / "other", [("w0", encode(6)), ("w1", encode(7))], classes=2)
     mix = ShardDataset.open([copied, other])
     assert [sample.key for sample in mix.samples] == [f"v{i:02d}" for i in range(12)] + ["w0", "w1"]
-    assert mix.shard_of[range(14)].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 2
-    assert [mix.shard_of[i] for i in (0, 11, 13)] == [0, 2, 3]
+    assert mix.shard_of(range(14)).tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 2
+    assert [mix.shard_of(i) for i in (0, 11, 13)] == [0, 2, 3]
     assert mix.shards[3] == f"{other}/shard-000000.tar"
     assert [shard.num_samples for shard in mix.info.shards] == [4, 4, 4, 2]
     assert mix.samples[-1].num_frames == 7
@@ -236,11 +233,11 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
 def test_samples_come_in_tar_order(short: ShardDataset) -> None:
     assert SAMPLE.itemsize == 92, "as documented"
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
-    assert short.shard_of[range(12)].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert short.shard_of(range(12)).tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     reader = Reader(short)
     for number in range(12):
-        with tarfile.open(short.shards[int(short.shard_of[number])]) as tar:
+        with tarfile.open(short.shards[int(short.shard_of(number))]) as tar:
             member = tar.extractfile(f"v{number:02d}.mp4")
             assert member is not None
             assert reader.read(number) == member.read()
@@ -260,7 +257,6 @@ def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
     assert names == [["jump"], ["run"], ["fall"], ["fall", "jump"]]
     assert mix.column("label").tolist() == [1, 2, 0, -2]
     assert mix.info.multi_label
-    assert mix.part_of.tolist() == [0, 1]
     assert mix.info.num_samples == 4
     assert ShardDataset.open(tmp_path / "b").info.classes == ["fall", "jump"]
 
@@ -280,8 +276,8 @@ def test_what_is_wrong_with_a_folder_is_said(copied: Path, tmp_path: Path) -> No
 
 def test_missing_and_short_shards(copied: Path) -> None:
     dataset = ShardDataset.open(copied)
-    os.truncate(dataset.shards[int(dataset.shard_of[0])], dataset.samples[2].offset + 100)
-    os.unlink(dataset.shards[int(dataset.shard_of[4])])
+    os.truncate(dataset.shards[int(dataset.shard_of(0))], dataset.samples[2].offset + 100)
+    os.unlink(dataset.shards[int(dataset.shard_of(4))])
     reader = Reader(dataset)
     reader.read(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):

@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -20,11 +19,12 @@ from pathlib import Path
 import pytest
 from loading import (
     CPU,
+    check_first,
     check_frames,
-    check_replaced,
     first_batches,
     list_descendants,
     list_workers,
+    open_loader,
     plan_of,
     take_interrupts,
     wait_for_the_end,
@@ -35,7 +35,6 @@ from common.errors import InputError
 from pipeline import worker_pool
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 
 CONFIG = DataConfig(frame_stride=1, num_workers=2, max_bad_fraction=0.9)
@@ -43,14 +42,14 @@ Interpreter = Callable[[str], Path]
 
 
 @pytest.fixture
-def stuck(tmp_path: Path) -> tuple[ShardDataset, Path]:
+def stuck(tmp_path: Path) -> ShardDataset:
     """Of 8 videos, v03 is in a shard that is a pipe: who reads it waits until somebody writes to it."""
     videos = [(f"v{i:02d}", encode(20, first=i)) for i in range(8)]
     dataset = ShardDataset.open(write_shards(tmp_path / "stuck", videos, per_shard=1))
     pipe = Path(dataset.shards[3])
     pipe.unlink()
     os.mkfifo(pipe)
-    return dataset, pipe
+    return dataset
 
 
 @pytest.fixture
@@ -82,67 +81,45 @@ def kill_sleepers(ended: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_video_at_which_workers_hang_is_replaced(
-    stuck: tuple[ShardDataset, Path], tmp_path: Path, threads: int
-) -> None:
-    dataset, _ = stuck
-    config = replace(CONFIG, num_workers=threads, decode_timeout_s=1.0)
-    plan, report = plan_of(dataset, config), tmp_path / "quarantine.jsonl"
-    with ClipLoader(dataset, plan, CPU, config, report) as loader:
-        assert check_replaced(list(islice(loader.batches(0), 5)), plan, dataset, {"v03"}) > 0
+def test_a_video_at_which_workers_hang_is_replaced(stuck: ShardDataset, tmp_path: Path, threads: int) -> None:
+    config, report = replace(CONFIG, num_workers=threads, decode_timeout_s=1.0), tmp_path / "quarantine.jsonl"
+    with open_loader(stuck, config, report) as (plan, loader):
+        assert check_frames(list(islice(loader.batches(0), 5)), plan, stuck, bad={"v03"}) > 0
         assert loader.counters["timeouts"] > 0
     (line,) = map(json.loads, report.read_text().splitlines())
     assert (line["key"], line["reason"]) == ("v03", "reading and decoding took more than 1 s")
 
 
-def test_a_video_at_which_workers_die_is_replaced(stuck: tuple[ShardDataset, Path], tmp_path: Path) -> None:
+def test_a_video_at_which_workers_die_is_replaced(stuck: ShardDataset, tmp_path: Path) -> None:
     """The others of its chunk are decoded once more, by themselves."""
-    dataset, _ = stuck
-    plan, report, ended = plan_of(dataset, CONFIG), tmp_path / "quarantine.jsonl", threading.Event()
+    report, ended = tmp_path / "quarantine.jsonl", threading.Event()
     killer = threading.Thread(target=kill_sleepers, args=(ended,))
     killer.start()
-    with ClipLoader(dataset, plan, CPU, replace(CONFIG, num_workers=1), report) as loader:
+    with open_loader(stuck, replace(CONFIG, num_workers=1), report) as (plan, loader):
         batches = list(islice(loader.batches(0), 5))
         ended.set()
         killer.join()
-    assert check_replaced(batches, plan, dataset, {"v03"}) > 0
+    assert check_frames(batches, plan, stuck, bad={"v03"}) > 0
     (line,) = map(json.loads, report.read_text().splitlines())
     assert (line["key"], line["reason"]) == ("v03", "the process that decoded it was ended by SIGKILL")
-
-
-def test_in_an_evaluation_a_video_at_which_workers_hang_is_an_error(stuck: tuple[ShardDataset, Path]) -> None:
-    dataset, _ = stuck
-    config = replace(CONFIG, decode_timeout_s=1.0)
-    plan = EvaluationPlan(dataset, config, num_frames=8, image_size=32, batch_size=4)
-    with (
-        ClipLoader(dataset, plan, CPU, config, None) as loader,
-        pytest.raises(InputError, match="v03 cannot be decoded: reading and decoding took more than 1 s"),
-    ):
-        list(loader.batches(0))
 
 
 def test_no_intact_video_is_blamed_for_workers_that_are_killed(short: ShardDataset, tmp_path: Path) -> None:
     """Also with one video a chunk."""
     for prefetch in (1, 4):
-        config = replace(CONFIG, prefetch=prefetch)
-        plan, report = plan_of(short, config), tmp_path / "quarantine.jsonl"
-        with ClipLoader(short, plan, CPU, config, report) as loader:
-            batches = loader.batches(0)
-            found = []
-            for number, batch in enumerate(islice(batches, 24)):
-                found.append(batch)
+        report = tmp_path / "quarantine.jsonl"
+        with open_loader(short, replace(CONFIG, prefetch=prefetch), report) as (plan, loader):
+            for number, batch in enumerate(islice(loader.batches(0), 24)):
+                check_frames([batch], plan, short, first=number)
                 if number % 6 == 1:
                     for worker in list_workers()[: 1 + number % 4]:
                         os.kill(worker, signal.SIGKILL)
-            check_frames(found, plan, short)
             assert loader.counters["bad_clips"] == 0
         assert not report.exists()
 
 
 def test_a_stopped_worker_is_replaced(short: ShardDataset) -> None:
-    config = replace(CONFIG, decode_timeout_s=1.0)
-    plan = plan_of(short, config)
-    with ClipLoader(short, plan, CPU, config, None) as loader:
+    with open_loader(short, replace(CONFIG, decode_timeout_s=1.0)) as (plan, loader):
         batches = loader.batches(0)
         found = [next(batches)]
         os.kill(list_workers()[0], signal.SIGSTOP)
@@ -150,9 +127,7 @@ def test_a_stopped_worker_is_replaced(short: ShardDataset) -> None:
 
 
 def test_results_that_wait_while_nobody_asks_are_no_silence(short: ShardDataset) -> None:
-    config = replace(CONFIG, decode_timeout_s=0.5)
-    plan = plan_of(short, config)
-    with ClipLoader(short, plan, CPU, config, None) as loader:
+    with open_loader(short, replace(CONFIG, decode_timeout_s=0.5)) as (plan, loader):
         batches = loader.batches(0)
         found = [next(batches)]
         workers = list_workers()
@@ -161,14 +136,13 @@ def test_results_that_wait_while_nobody_asks_are_no_silence(short: ShardDataset)
         assert list_workers() == workers
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset, number: signal.Signals) -> None:
-    plan = plan_of(short, CONFIG)
-    with ClipLoader(short, plan, CPU, CONFIG, None) as loader:
+def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset) -> None:
+    with open_loader(short, CONFIG) as (plan, loader):
         batches = loader.batches(0)
         first, workers = next(batches), list_workers()
-        for worker in workers:
-            os.kill(worker, number)
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            for worker in workers:
+                os.kill(worker, number)
         check_frames([first, *islice(batches, 5)], plan, short)
         assert list_workers() == workers
 
@@ -178,69 +152,50 @@ def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset, number: s
 )
 def test_workers_that_cannot_start_are_an_error(short: ShardDataset, interpreter: Interpreter, death: str, end: str):
     interpreter(death)
-    with (
-        ClipLoader(short, plan_of(short, CONFIG), CPU, CONFIG, None) as loader,
-        pytest.raises(InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"),
-    ):
-        next(loader.batches(0))
+    with pytest.raises(InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"):
+        first_batches(short, CONFIG, 1)
 
 
 def test_a_worker_that_is_killed_while_it_starts_is_started_again(short: ShardDataset, interpreter: Interpreter):
     folder = interpreter('for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done')  # two starts of all
-    plan = plan_of(short, CONFIG)
-    with ClipLoader(short, plan, CPU, CONFIG, None) as loader:
-        check_frames(list(islice(loader.batches(0), 4)), plan, short)
-        assert loader.counters["bad_clips"] == 0
+    assert check_first(short, CONFIG, 4)["bad_clips"] == 0
     assert len(list(folder.iterdir())) == 3, "no start was interrupted"
 
 
 def test_what_keeps_a_worker_from_working_is_the_error(short_shards: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(short_shards, tmp_path / "shards")
     dataset = ShardDataset.open(folder)
-    plan = plan_of(dataset, CONFIG)
     for shard in folder.glob("*.tar"):
         shard.unlink()
-    with ClipLoader(dataset, plan, CPU, CONFIG, None) as loader, pytest.raises(InputError, match="tar is missing: run"):
-        next(loader.batches(0))
+    with pytest.raises(InputError, match="tar is missing: run"):
+        first_batches(dataset, CONFIG, 1)
     shutil.rmtree(folder)
-    loader = ClipLoader(dataset, plan, CPU, CONFIG, None)
-    with loader, pytest.raises(InputError, match="there is no such folder"):
-        next(loader.batches(0))
+    with pytest.raises(InputError, match="there is no such folder"):
+        first_batches(dataset, CONFIG, 1)
 
 
 def test_datasets_of_a_mix_are_opened_again(short_shards: Path, vp9_shards: Path) -> None:
     config = replace(CONFIG, shards=[str(short_shards), str(vp9_shards)], weights=[1, 3])
-    dataset = ShardDataset.open(config)
-    check_frames(first_batches(dataset, config, 4), plan_of(dataset, config), dataset)
-
-
-def test_a_pickled_dataset_and_plan_are_the_same(short: ShardDataset) -> None:
-    plan = plan_of(short, CONFIG, seed=3)
-    dataset, found = pickle.loads(pickle.dumps((short, plan)))
-    assert dataset.digest == short.digest
-    assert [found.batch(number) for number in range(5)] == [plan.batch(number) for number in range(5)]
+    check_first(ShardDataset.open(config), config, 4)
 
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(2, {1}), (6, {3}), (24, {4})])
 def test_small_batches_keep_all_workers_busy(short: ShardDataset, batch_size: int, expected: set[int]) -> None:
     """Two workers and two batches: two chunks for each worker."""
-    config = replace(CONFIG, prefetch=2)
-    with ClipLoader(short, plan_of(short, config, batch_size=batch_size), CPU, config, None) as loader:
+    with open_loader(short, replace(CONFIG, prefetch=2), batch_size=batch_size) as (_, loader):
         next(loader.batches(0))
         assert {chunk.num_clips for chunk in loader._cut_chunks(loader._pending[0])} == expected
 
 
 def test_memory_is_used_again_but_not_while_clips_are(short: ShardDataset) -> None:
-    plan = plan_of(short, CONFIG)
-    with ClipLoader(short, plan, CPU, CONFIG, None) as loader:
+    with open_loader(short, CONFIG) as (plan, loader):
         for first in (7, 2):
             check_frames(list(islice(loader.batches(first), 24)), plan, short, first)
-        assert loader._memory is not None
-        blocks = os.fstat(loader._memory.fileno()).st_size // loader._memory.layout.block_bytes
+        blocks = os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes
         assert blocks <= 24 + CONFIG.prefetch + 1
         for batch in islice(loader.batches(0), 24):
             del batch
-        assert os.fstat(loader._memory.fileno()).st_size // loader._memory.layout.block_bytes == blocks
+        assert os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes == blocks
 
 
 def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
@@ -265,29 +220,36 @@ PROGRAM = """
 import sys
 sys.path[:0] = {path!r}
 from test_worker_pool import *
-dataset = ShardDataset.open({shards!r})
-with ClipLoader(dataset, plan_of(dataset, CONFIG), CPU, CONFIG, None) as loader:
-    next(loader.batches(0))
-    print(flush=True)
-    sys.stdin.read()
+dataset, config = ShardDataset.open({shards!r}), replace(CONFIG, decoder={decoder!r})
+loader = ClipLoader(dataset, plan_of(dataset, config), CPU, config, None)
+next(loader.batches(0))
+print(flush=True)
+sys.exit(len(sys.stdin.readline()))
 """
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_worker_outlives_whom_it_works_for(short_shards: Path, number: signal.Signals, is_stopped: bool) -> None:
+@pytest.mark.parametrize(
+    ("ending", "decoder"),
+    [("leave", "dali"), ("SIGINT", "dali"), *((end, "pyav") for end in ("SIGTERM", "SIGKILL", "SIGKILL, one stopped"))],
+)
+def test_nothing_is_left_behind_however_the_program_ends(vp9_shards: Path, ending: str, decoder: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(path=sys.path, shards=str(short_shards))],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
+        [sys.executable, "-c", PROGRAM.format(path=sys.path, shards=str(vp9_shards), decoder=decoder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
     ) as program:  # fmt: skip
         assert program.stdout is not None
         assert program.stdout.readline() == "\n"
         workers = list_descendants(program.pid)
         assert len(workers) == CONFIG.workers
-        if is_stopped:
+        assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "no shared memory that has a name"
+        if "stopped" in ending:
             os.kill(workers[0], signal.SIGSTOP)
-        program.send_signal(number)
-        program.wait(20)
+        if ending != "leave":
+            program.send_signal(signal.Signals[ending.split(",")[0]])
+        _, errors = program.communicate("123456\n" if ending == "leave" else None, timeout=60)
+        assert program.returncode in ((7,) if ending == "leave" else (1, *(-number for number in signal.Signals)))
+        assert "terminate called" not in errors
+        assert "core dumped" not in errors
     wait_for_the_end(workers)
 
 

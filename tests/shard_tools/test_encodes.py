@@ -22,8 +22,7 @@ def source(generate) -> Path:
 
 
 def made(source: Path, folder: Path, **settings: object) -> StoredVideo:
-    (one,) = store_video(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
-    return one
+    return store_video(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("codec", CODECS)

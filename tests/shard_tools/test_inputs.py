@@ -155,7 +155,7 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
         shutil.copy(next(videos.rglob("*.mp4")), path)
     for number, item in enumerate(read_inputs(str(tmp_path / "in"), ListOptions(unlabeled=True))):
         stem = tmp_path / str(number)
-        job = Job(item.source, item.location, {stem: Entry(item.source)}, Settings(encode="copy"))
+        job = Job(item.location, {stem: Entry(item.source)}, Settings(encode="copy"))
         assert process_job(job) is None
         outcome = read_outcome(stem)
         assert outcome is not None

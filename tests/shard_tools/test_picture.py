@@ -56,9 +56,8 @@ def write(
 
 
 def stored(path: Path, **settings: Any) -> StoredVideo:
-    """The only piece that is made of `path`; by default every frame at high quality."""
-    (one,) = store_video(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
-    return one
+    """What is made of `path`; by default every frame at high quality."""
+    return store_video(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
 
 
 def ffmpegs_rgb(path: Path) -> np.ndarray:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from common.atomic_io import write_text
 from common.errors import InputError
 from pipeline.config import DataConfig
 from training import checkpoint, run_dir
-from training.checkpoint import HostMemory, TrainState, list_checkpoints, load_file, save_checkpoint, take_snapshot
-from training.config import TrainConfig
+from training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint, take_snapshot
+from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
 from training.optimizer import update
@@ -34,6 +35,7 @@ class Small:
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir(TrainConfig(DataConfig(shards="s"), run=str(path), keep_checkpoints=2), Distributed("cpu"))
+        write_text(path / "config.yaml", to_yaml(self.run.config))
         self.folder = self.run.checkpoints
         self.model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, fused=True)
@@ -48,13 +50,13 @@ class Small:
         self.run.save(replace(STATE, step=step), {"model": self.model}, self.optimizer, {})
 
     def write(self, step: int) -> Path:
-        snapshot = take_snapshot({"model": self.model}, self.optimizer, {}, HostMemory())
+        snapshot = take_snapshot({"model": self.model}, self.optimizer, {})
         return save_checkpoint(self.folder, replace(STATE, step=step), snapshot)
 
     def load(self, expected: TrainState = STATE) -> TrainState:
         """As a run does with its newest checkpoint."""
         newest = list_checkpoints(self.folder)[-1]
-        checkpoint.check_checkpoint(newest, expected, ["model"])
+        checkpoint.check_checkpoint(newest, expected)
         return checkpoint.load_checkpoint(newest, {"model": self.model}, self.optimizer)
 
     def saved(self) -> list[str]:
@@ -63,6 +65,7 @@ class Small:
 
 @pytest.fixture
 def small(tmp_path) -> Small:
+    (tmp_path / "run").mkdir()
     return Small(tmp_path / "run")
 
 
@@ -114,7 +117,7 @@ def become_a_file(folder: Path) -> None:
 
 
 WEIGHTS, MOMENTS = "model.safetensors", "optimizer.pt"
-NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"state": [], "sha256": {}}))
+NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"step": [], "sha256": {}}))
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,13 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"state": 
           for name in (WEIGHTS, MOMENTS, "train_state.json")),
         (become_a_file, "Not a directory"),
         *((write_state(content), "is damaged") for content in NO_STATES),
-        (edit(lambda manifest: manifest["state"].pop("global_batch")), "is damaged.*global_batch"),
-        *((edit(lambda manifest, step=step: manifest["state"].update(step=step)), "is damaged")
+        (edit(lambda manifest: manifest.pop("global_batch")), "is damaged.*global_batch"),
+        *((edit(lambda manifest, step=step: manifest.update(step=step)), "is damaged")
           for step in ("5", -5, 0, 2.5, math.nan, None, True)),
-        *((edit(lambda manifest, step=step: manifest["state"].update(step=step)), f"is of step {step}")
+        *((edit(lambda manifest, step=step: manifest.update(step=step)), f"is of step {step}")
           for step in (10**12, 1)),
         *((edit(lambda manifest, sha256=sha256: manifest.update(sha256=sha256)), "is damaged")
           for sha256 in ({"../config.yaml": "0" * 64}, {WEIGHTS: "0"}, {WEIGHTS: 1}, 3, ["a"])),
-        (edit(lambda manifest: manifest.update(sha256={})), f"does not list {WEIGHTS}"),
     ],
 )  # fmt: skip
 def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, two, damage, said):
@@ -209,7 +211,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
         for step in (1, 2):
             small.save(step)
     small.model[0].weight.data[0, 0] = torch.nan
-    said = r"after step 3, model's 0\.weight is not finite; all checkpoints are finite: .*init_from=.*step-00000002`"
+    said = r"after step 3, model's 0\.weight is not finite; lower .*init_from=.*step-00000002, which is finite$"
     with pytest.raises(DivergedError, match=said), small.run:
         small.save(3)
     assert small.saved() == ["step-00000001", "step-00000002"]
@@ -221,25 +223,3 @@ def test_a_run_directory_is_one_jobs_at_a_time(small, tmp_path):
         with pytest.raises(InputError, match="is locked by another training job"), Small(tmp_path / "run").run:
             pytest.fail("two jobs")
     assert small.saved() == ["step-00000001"]
-
-
-def test_a_snapshot_is_a_copy_in_a_few_blocks_that_are_used_again_and_its_files_hold_nothing_twice(
-    tmp_path, monkeypatch
-):
-    """Tensor by tensor, PyTorch rounds page-locked memory up to powers of two."""
-    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(20)), nn.Linear(300, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    wanted = 3 * sum(p.nbytes for p in model.parameters())
-    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2**21)
-    memory, copies = HostMemory(), []
-    for _ in range(2):
-        snapshot = take_snapshot({"model": model}, optimizer, {}, memory)
-        copies.append(snapshot.modules["model"]["19.weight"])
-    assert copies[0].data_ptr() == copies[1].data_ptr() != model[19].weight.data_ptr()
-    assert sum(map(len, memory._blocks)) < wanted + 2 * 2**21
-    folder = save_checkpoint(tmp_path, STATE, snapshot)
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 1.05 * wanted
-    assert torch.equal(load_file(folder / WEIGHTS)["19.weight"], model[19].weight)

@@ -203,7 +203,7 @@ def test_all_ranks_have_everybodys_statistics(config, monkeypatch):
     made = make_task(config("task=linear_probe", "finetune.ema_decay=0.9"))
     made.after_update()
     assert (torch.cat((made.model.norm.running_mean, made.model.norm.running_var)) == 7).all()
-    torch.testing.assert_close(made.average.norm.running_mean, torch.full((96,), 0.7))
+    torch.testing.assert_close(made.average.module.norm.running_mean, torch.full((96,), 0.7))
     assert distributed.mean_over_ranks(torch.ones(2)).tolist() == [1, 1]
 
 

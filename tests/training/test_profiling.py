@@ -9,7 +9,7 @@ from training.profiling import ACTIVE, WARMUP, profile_steps
 
 
 def run(folder: Path, steps: int, device: str) -> None:
-    with profile_steps(folder, torch.device(device)) as profile_step:
+    with profile_steps(folder, torch.device(device), enabled=True) as profile_step:
         for _ in range(steps):
             x = torch.ones(1024, 1024, device=device)
             (x @ x).sum()
@@ -26,9 +26,3 @@ def test_a_few_steps_after_warm_up_are_traced(tmp_path, device) -> None:
     assert steps == {f"ProfilerStep#{WARMUP + i}" for i in range(ACTIVE)}
     assert len([event for event in events if event["name"] == "aten::mm"]) == ACTIVE
     assert (folder / "memory.pickle").exists() == (device == "cuda")
-
-
-def test_too_few_steps_are_said_to_be_too_few(tmp_path, capsys) -> None:
-    run(tmp_path / "profile", WARMUP + 1, "cpu")
-    assert f"nothing was profiled: that takes {WARMUP + ACTIVE} steps" in capsys.readouterr().err
-    assert not (tmp_path / "profile").exists()

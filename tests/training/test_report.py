@@ -1,5 +1,6 @@
 """RUN/report.html: complete in itself, right about the run, and fit for a browser of any width."""
 
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from training.config import TrainConfig, parse
-from training.report import MAX_POINTS, average_points, choose_ticks, make_chart, write_report
+from training.report import plot_curves, write_report
 
 
 @pytest.fixture
@@ -29,17 +30,8 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
          "step_time_ms": 500.0, "data_wait_fraction": 0.25, "grad_norm": float("nan")}
         for step in range(10, 1001, 10)
     ]  # fmt: skip
-    lines.insert(
-        50,
-        {
-            "step": 500,
-            "evaluation/reconstruction_loss": 0.75,
-            "evaluation/knn_top1": 0.5,
-            "evaluation/knn_videos": 9,
-            "evaluation/num_videos": 9,
-            "evaluation/majority_top1": 0.4,
-        },
-    )
+    scores = {"reconstruction_loss": 0.75, "knn_top1": 0.5, "knn_videos": 9, "num_videos": 9, "majority_top1": 0.4}
+    lines.insert(50, {"step": 500} | {f"evaluation/{name}": value for name, value in scores.items()})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + "no line of a run\n" + '{"step": 1010, "lo')
     bad = [{"key": f"bad{i}", "where": "shard", "reason": "<u>cut off"} for i in range(60)]
@@ -53,9 +45,7 @@ def test_it_says_what_was_run_and_where_it_stands(run: Path, config: TrainConfig
     assert "no step has been logged yet" in (tmp_path / "report.html").read_text()
     text = (run / "report.html").read_text()
     assert "step 1,000 of 2,000 (50%), about 8.3 min left; step 500: held-out loss 0.750, k-NN 0.500 ±" in text
-    assert '<td>data_wait (%)</td><td class="number">25</td>' in text, "as the progress bar shows it"
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
-    assert '<td>evaluation/knn_top1</td><td class="number">0.5</td>' in text
     assert "Corrupt videos: 60" in text
     assert text.count("cut off") == 50
     assert "step-00001000" in text
@@ -74,30 +64,9 @@ def test_it_is_complete_in_itself_and_no_name_is_obeyed(run: Path) -> None:
     assert not {"script", "b", "i", "u"} & set(found)
 
 
-def test_a_curve_has_few_points_and_the_means_of_all() -> None:
-    points = [(float(step), float(step % 7)) for step in range(10_001)]
-    few = average_points(points)
-    assert len(few) <= MAX_POINTS
-    assert all(abs(value - 3) < 0.2 for _, value in few[:-1])
-    assert average_points(points[:3]) == points[:3]
-    assert average_points([]) == []
-
-
-def test_what_was_logged_is_drawn(run: Path) -> None:
-    text = (run / "report.html").read_text()
-    titles = re.findall(r'aria-label="([^"]*)"', text)
-    assert titles == ["reconstruction_loss", "evaluation/knn_top1", "clips_per_second", "data_wait (%)", "lr"]
-    assert "reconstruction_loss: last 1" in text
-    assert (text.count("<polyline"), text.count("<circle")) == (4, 3), "curves, and evaluations of one step"
-    rows = [{"step": step, "lr": lr} for step, lr in ((1, 1.5), (2, 0.5), (3, 1.0))]
-    assert make_chart(["lr"], rows)["curves"][0]["points"] == ["0.0,0.0", "300.0,220.0", "600.0,110.0"]
-    assert make_chart(["lr"], []) is None
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(0.3, 1.21, [0.4, 0.6, 0.8, 1.0, 1.2]), (10, 1000, [200, 400, 600, 800, 1000]),
-     (0, 4e-4, [0, 1e-4, 2e-4, 3e-4, 4e-4]), (5, 5, [5]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
-)  # fmt: skip
-def test_axes_have_round_ticks(low: float, high: float, ticks: list[float]) -> None:
-    assert choose_ticks(low, high) == pytest.approx(ticks)
+def test_what_was_logged_is_drawn(config: TrainConfig) -> None:
+    rows = [{"step": step, "lr": 1 / step, "evaluation/top1": 0.5, "evaluation/mAP": 0.1} for step in range(1, 400)]
+    with Image.open(io.BytesIO(plot_curves(rows))) as image:
+        assert image.width > 1000
+        assert len(image.getcolors(maxcolors=10**6)) > 100
+    assert plot_curves([{"step": 1, "unknown": 3}])

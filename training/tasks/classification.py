@@ -2,7 +2,6 @@
 
 import json
 import math
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.errors import InputError
 from model.classifier import Probe, VideoClassifier
@@ -59,12 +59,16 @@ class Classification(Task):
         else:
             model = Probe(config.model, len(self.classes), "linear" if config.task == "linear_probe" else "attentive")
         self.model: VideoClassifier | Probe = model.to(dist.device)
-        self.average = deepcopy(self.model) if config.finetune.ema_decay else None
+        self.average: AveragedModel | None = None
+        if config.finetune.ema_decay is not None:
+            function = get_ema_multi_avg_fn(config.finetune.ema_decay)
+            self.average = AveragedModel(self.model, multi_avg_fn=function, use_buffers=True)
+            self.average.n_averaged.fill_(1)  # the first update averages, also after a resume
         self.metadata = pretrained.make_metadata(config.model, self.classes, self.multi_label)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average}
+        return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average.module}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Of a fine-tuned encoder, each block's learning rate is layer_decay times the next one's (BEiT)."""
@@ -86,7 +90,7 @@ class Classification(Task):
             check_encoder(self.config.model, weights.config, source)
             self.model.load_encoder(adapt_weights(weights.state, weights.config, self.config.model))
         if self.average is not None:
-            self.average.load_state_dict(self.model.state_dict())
+            self.average.module.load_state_dict(self.model.state_dict())
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         clip, target = batch.clip, batch.labels
@@ -132,25 +136,21 @@ class Classification(Task):
             if isinstance(layer, nn.BatchNorm1d):  # of a probe: each rank has updated it with its own clips
                 mean_over_ranks(layer.get_buffer("running_mean"))
                 mean_over_ranks(layer.get_buffer("running_var"))
-        if self.average is not None and self.config.finetune.ema_decay:
-            pairs = list(zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True))
-            averaged = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
-            torch._foreach_lerp_([m for m, _ in averaged], [v for _, v in averaged], 1 - self.config.finetune.ema_decay)
-            for mean, value in pairs:
-                if not mean.is_floating_point():
-                    mean.copy_(value)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     def evaluate(self, step: int, log: Logger) -> None:
         """Log accuracy or mAP on the validation videos, one clip each; write checkpoints/best/model.safetensors, which
         has all that evaluate.py needs, if no better one is there."""
         if self.validation is None:
             return
-        model, config = self.model if self.average is None else self.average, self.config
+        model: Any = self.model if self.average is None else self.average.module
+        config = self.config
         evaluator = Evaluator(
             self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
         )
         found = evaluator.predict(model, Views(batch_size=config.batch_size), self.multi_label).scores()
-        best, score = log.run.best, "mAP" if self.multi_label else "top1"
+        best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
             best.parent.mkdir(parents=True, exist_ok=True)
             pretrained.save(
@@ -159,6 +159,6 @@ class Classification(Task):
         if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
-            self.baselines = self.baselines or self.held_out.evaluate_pixels(self.dist)
+            self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
             found = self.baselines | found
         log.evaluation(step, found)

@@ -11,7 +11,7 @@ from figures.clips import Clip, read_clips
 from figures.reconstruction import make_rows, render_figure
 from model.adamae import AdaMAE, Output
 from model.maps import reconstruct
-from model.targets.target import make_target
+from model.targets import make_target
 from model.weights import pretrained
 from model.weights.teachers import hash_teacher, make_teacher
 from model.weights.warm_start import warm_start

@@ -1,25 +1,118 @@
-"""Features of a frozen teacher, as MVD (arXiv 2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them."""
+"""What the decoder predicts; `model.registry.TARGETS` names it.
+
+One in a file of its own subclasses Target and needs a line in the registry.
+"""
 
 from collections.abc import Callable
 from itertools import chain
+from math import gcd
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from einops import rearrange, reduce
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from common import devices
 from common.errors import InputError
+from kernels.masked_patch_loss import masked_patch_loss
+from model.channels import STILL, Clip
 from model.config import Grid, ModelConfig
-from model.targets.target import Target
+from model.registry import TARGETS, find_class
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
 
 
+class Target(nn.Module):
+    """Base class: a target sets `num_values` and defines `forward`."""
+
+    num_values: int  # to predict per token
+    is_pixels = False  # whether predictions can be shown
+
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+
+    def prepare(self, clip: Clip) -> Tensor:
+        """Make what `forward` compares predictions with; called before the tokens are made, so that what it takes is
+        free again when activations are kept."""
+        return clip
+
+    def forward(self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Compute the loss of the tokens at `ids`, in fp32."""
+        raise NotImplementedError
+
+
+def make_target(config: ModelConfig, teacher: nn.Module | None = None) -> Target:
+    """Make what model.target names; teacher: what `model.weights.teachers.make_teacher` makes of model.teacher."""
+    return find_class(TARGETS, config.target)(config, teacher)
+
+
+class PixelTarget(Target):
+    """The paper's (arXiv 2211.09120 §3.3): pixels in [0, 1], by default normalized per patch and channel.
+
+    The targets are never stored: one kernel makes them from the uint8 clip where it compares them.
+    """
+
+    is_pixels = True
+
+    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+        super().__init__(config, teacher)
+        self.num_values = config.patch_values
+
+    def forward(self, prepared: Clip, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+        """Compute the mean squared or absolute error of each token, in fp32."""
+        config = self.config
+        assert config.loss in ("mse", "l1")
+        return masked_patch_loss(
+            pred, prepared, ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
+        )
+
+
+class MotionEnergyTarget(Target):
+    """Predicts the motion energy of the four quarters of a patch in each of its frames, standardized per clip.
+
+    It is log(1 + mean absolute change of a pixel to the next frame). Changes themselves are mostly noise: of those of a
+    patch, normalized, a tiny model predicts 9 % of the variance, of their energy 45 %
+    (docs/results.md#a-few-hundred-labeled-clips).
+    """
+
+    def __init__(self, config: ModelConfig, teacher: None = None) -> None:
+        super().__init__(config, teacher)
+        self.per_side = gcd(config.patch_size, 2)
+        self.num_values = config.tubelet_size * self.per_side**2
+
+    def prepare(self, clip: Clip) -> Float[Tensor, "B N P"]:
+        """Compute the energy of all tokens; the last frame's change is that of the one before."""
+        if self.config.differences:
+            now, then = clip, torch.full_like(clip, STILL)
+        else:
+            now, then = clip[:, :-1], clip[:, 1:]
+        change = (torch.maximum(now, then) - torch.minimum(now, then)).sum(dim=4, dtype=torch.int32)
+        if not self.config.differences:
+            change = torch.cat((change, change[:, -1:]), dim=1)
+        side = self.config.patch_size // self.per_side
+        energy = reduce(change, "b t (h y) (w x) -> b t h w", "sum", y=side, x=side).float()
+        energy = (energy / (side**2 * clip.shape[4])).log1p()
+        std, mean = torch.std_mean(energy, dim=(1, 2, 3), correction=0, keepdim=True)
+        energy = (energy - mean) / std.clamp_min(1e-3)  # a still clip has no energy to predict
+        return rearrange(
+            energy, "b (t p) (h y) (w x) -> b (t h w) (p y x)",
+            p=self.config.tubelet_size, y=self.per_side, x=self.per_side,
+        )  # fmt: skip
+
+    def forward(
+        self, prepared: Float[Tensor, "B N P"], pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"]:
+        residual = pred.float() - prepared.take_along_dim(ids[..., None], dim=1)
+        return (residual.square() if self.config.loss == "mse" else residual.abs()).mean(dim=2)
+
+
 class TeacherTarget(Target):
-    """Predicts what a teacher makes of the whole clip, by default normalized per token.
+    """Features that a frozen teacher makes of the whole clip, by default normalized per token, as MVD (arXiv
+    2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them.
 
     The teacher is no submodule: it is neither trained nor saved, averaged or compiled, but moves with the model. Its
     weights are kept in bf16 where the device multiplies bf16.
@@ -53,7 +146,7 @@ class TeacherTarget(Target):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B N D"]:
+    def prepare(self, clip: Clip) -> Float[Tensor, "B N D"]:
         """Compute the teacher's features, on the student's token grid."""
         dtype = next(self.teacher.parameters()).dtype
         with torch.autocast(clip.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):

@@ -1,1 +1,0 @@
-"""Masking strategies; `model.registry.MASKS` names them."""

@@ -1,1 +1,0 @@
-"""What the decoder predicts; `model.registry.TARGETS` names them."""
