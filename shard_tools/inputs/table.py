@@ -90,7 +90,7 @@ class Inputs:
         counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what is named as a video, or not
         for (source,) in self._table.run("SELECT source FROM items"):
             counts[is_named_video(source)][get_folder(source)] += 1
-        known = counts[True] or counts[False]
+        known = counts[True] + counts[False] if options.label == FOLDER or not counts[True] else counts[True]
         found = label_folders(known, replace(options, unlabeled=True) if labeled else options, where)
         define = self._table.database.create_function
         unwanted = known.keys() - found.keys()
