@@ -95,7 +95,8 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
         return
     for tar in tars:
         skipped.add("tars, which are read only where no videos lie beside them", tar.name)
-    if not len(found) and (parquet := sorted(path.rglob("*.parquet"))):
+    parquet = [table for table in sorted(path.rglob("*.parquet")) if not table.with_suffix(".tar").exists()]
+    if parquet and not len(found):
         skipped.remove(folders.TABLES)
         names = {table: table.name.partition("-")[0] for table in parquet}  # train-00000-of-00002.parquet
         unwanted = _find_unwanted(names.values(), options, path)

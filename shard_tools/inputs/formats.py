@@ -79,6 +79,7 @@ FORMATS = [
     Format("Charades", "id script actions"),
     Format("AudioSet", "ytid startseconds endseconds positivelabels"),
     Format("WebVid", "videoid contenturl"),
+    Format("MSR-VTT", "category videoid starttime:whole endtime:whole"),  # the files are cut out already
 ]  # fmt: skip
 BY_NAME = Format("columns by their names", "")
 WITHOUT_HEADER = [

@@ -17,7 +17,7 @@ from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
-from shard_tools.inputs.folders import label_folders
+from shard_tools.inputs.folders import is_named_video, label_folders
 from shard_tools.inputs.item import Item, Location, ParquetCell, Segment, Skipped, TarMember, join_name, split_name
 from shard_tools.inputs.options import FOLDER, ListOptions
 from shard_tools.splits import GroupOf, choose_held_out
@@ -87,13 +87,17 @@ class Inputs:
             name = source if isinstance(source, str) else source.decode(errors="surrogatepass")
             return "/".join(name.split("/")[num_outer:-1])
 
-        counts = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
-        found = label_folders(counts, replace(options, unlabeled=True) if labeled else options, where)
+        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of what is named as a video, or not
+        for (source,) in self._table.run("SELECT source FROM items"):
+            counts[is_named_video(source)][get_folder(source)] += 1
+        known = counts[True] + counts[False] if options.label == FOLDER or not counts[True] else counts[True]
+        found = label_folders(known, replace(options, unlabeled=True) if labeled else options, where)
         define = self._table.database.create_function
-        define("is_wanted", 1, lambda source: get_folder(source) in found)
-        define("find_labels", 1, lambda source: _dump_labels(found[get_folder(source)]))
-        if len(found) < len(counts):
-            self._table.run("DELETE FROM items WHERE NOT is_wanted(source)")
+        unwanted = known.keys() - found.keys()
+        define("is_unwanted", 1, lambda source: get_folder(source) in unwanted)
+        define("find_labels", 1, lambda source: _dump_labels(found.get(get_folder(source))))
+        if unwanted:
+            self._table.run("DELETE FROM items WHERE is_unwanted(source)")
         if not labeled and any(found.values()):
             self._table.run("UPDATE items SET labels = find_labels(source)")
 

@@ -293,7 +293,7 @@ def _open_parquet(path: Path, where: str) -> Callable[[], Iterator[dict[str, Any
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if isinstance(content, bytes) and features.get(name, {}).get("_type") not in NO_VIDEO:
             videos[name] = f"{name}.bytes" if isinstance(cell, dict) else name
-    columns = [videos[name].replace(".bytes", ".path") if name in videos else name for name in schema.names]
+    columns = [f"{name}.path" if videos.get(name) == f"{name}.bytes" else name for name in schema.names]
     columns = [column for column in columns if videos.get(column) != column]
 
     def read_cell(name: str, cell: Any, group: int, row: int, number: int) -> Any:

@@ -60,7 +60,7 @@ def _list_tar(path: Path, skipped: Skipped, classes: list[str] | None, label: st
         folder, slash, base = name.rpartition("/")
         stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
         entries = next((sidecars[stem] for stem in stems if stem in sidecars), {})
-        labels = None if label == FOLDER else _find_labels(entries, label)
+        labels = _find_labels(entries, None if label == FOLDER else label)
         fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
         if classes is not None:  # a shard has what its input said
             fields = entries.get("fields") or {}

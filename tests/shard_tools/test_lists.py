@@ -85,6 +85,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("AudioSet", "# made today\n# n=1\n# YTID, start_seconds, end_seconds, positive_labels\n"
      'AAAAAAAAAAA, 0.0, 10.0, "/m/1,/m/2"\n', {}, [("AAAAAAAAAAA.mp4#t=0,10", ("/m/1", "/m/2"))]),
     ("WebVid", "videoid,contentUrl,duration,page_dir,name\n42,https://x.org/42.mp4,PT00H00M16S,1_50,A man runs\n", {}, [("42.webm", None)]),
+    ("MSR-VTT", {"info": {}, "videos": [{"category": 9, "video_id": "a", "start time": 7, "end time": 8}]}, {}, [("a.mp4", "9")]),
     ("Hugging Face", 'file_name,caption,label\na.mp4,"a dog, running",run\nb.mp4,"two\nlines",walk\n', {}, AB),
     ("JSON lines", '{"video": "a.mp4", "class_name": "run"}\n{"video": "b.mp4", "class_name": "walk"}\n', {}, AB),
     ("mmaction2, several labels", "a.mp4 0 3\nb.mp4 0 2 4\n", {}, [("a.mp4", ("0", "3")), ("b.mp4", ("0", "2", "4"))]),
