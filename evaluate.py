@@ -113,7 +113,7 @@ def evaluate(options: argparse.Namespace) -> None:
         trained = open_used(run, "data", config) if run and not multi_label else None
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
-        baselines = HeldOut(config, trained).evaluate_pixels(dist) if trained else {}
+        baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
         views = Views(options.clips, options.crops, options.batch_size)
         evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
         found = evaluator.predict(model, views, multi_label)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -138,7 +138,7 @@ class Report:
             "device": get_device_name(device),
             "cpu_threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "packages": {name: found for name in PACKAGES if (found := find_version(name))},
+            "packages": {found.name: found.version for found in distributions() if found.name in PACKAGES},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
             "commit": _commit(),
             **about,
@@ -199,13 +199,6 @@ def format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
-
-
-def find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _commit() -> str:

@@ -181,15 +181,11 @@ def sampling_loss_op(inputs: Inputs) -> Op:
     return Op(kernel, way, masked.numel() * 16 + mask.numel() * 4, mask.numel() * 8, 1e-4)
 
 
-OPS: dict[str, Callable[[Inputs], Op]] = {
-    "crop_resize": crop_resize_op,
-    "gumbel_topk": gumbel_topk_op,
-    "gather_tokens": gather_tokens_op,
-    "scatter_tokens": scatter_tokens_op,
-    "patchify": patchify_op,
-    "masked_patch_loss": masked_patch_loss_op,
-    "sampling_loss": sampling_loss_op,
-}
+MAKERS = (
+    *(crop_resize_op, gumbel_topk_op, gather_tokens_op, scatter_tokens_op),
+    *(patchify_op, masked_patch_loss_op, sampling_loss_op),
+)
+OPS: dict[str, Callable[[Inputs], Op]] = {make.__name__.removesuffix("_op"): make for make in MAKERS}
 
 
 def main(arguments: list[str] | None = None) -> None:

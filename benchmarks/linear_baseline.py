@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from safetensors import safe_open
+from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, print_table
@@ -26,8 +28,6 @@ from pipeline.shards.format import DATASET_FILE
 from training.evaluation import check_labels, knn_top1
 
 GRID, SIDE, FPS = 8, 64, 8.0
-PENALTIES = np.geomspace(1, 1e5, 21)
-Labeled = tuple[str, dict[str, Float[np.ndarray, " D"]]]  # a video's class and its features by name
 
 
 def main() -> None:
@@ -35,36 +35,29 @@ def main() -> None:
     parser.add_argument("train", type=Path, metavar="TRAIN")
     parser.add_argument("validation", type=Path, metavar="VALIDATION")
     options = parser.parse_args()
-    found = classify(options.train, options.validation)
-    rows: list[Row] = [
-        {"features": name, **{f"{key}_top1": value for key, value in f.items()}} for name, f in found.items()
-    ]
+    rows = classify(options.train, options.validation)
     Report("linear_baseline", options.output, choose_device()).write(rows)
     print_table(rows)
 
 
-def classify(train: Path, validation: Path) -> dict[str, dict[str, float]]:
-    """Return the top-1 accuracy of ridge regression and of 20-NN by the name of the features."""
-    given, asked = list(read_features(train)), list(read_features(validation))
-    names, true_names = ([label for label, _ in videos] for videos in (given, asked))
+def classify(train: Path, validation: Path) -> list[Row]:
+    """Return the top-1 accuracy of ridge regression and of 20-NN, a row for each kind of features."""
+    (names, given), (true_names, asked) = (zip(*read_features(place), strict=True) for place in (train, validation))
     if missing := set(true_names) - set(names):
         raise InputError(f"{train} has no video of {min(missing)}, a class of {validation}: add some")
     classes = sorted(set(names))
-    labels, true = (np.array([classes.index(name) for name in each]) for each in (names, true_names))
-    found = {}
-    for kind in given[0][1]:
-        x, y = (np.stack([features[kind] for _, features in videos]) for videos in (given, asked))
-        reference, features, neighbors, wanted = map(torch.from_numpy, (x, y, labels, true))
-        everyone = torch.ones(len(true), len(labels), dtype=torch.bool)
-        found[kind] = {
-            "linear": float((ridge_predict(x, labels, y) == true).mean()),
-            "knn": knn_top1(features, wanted, reference, neighbors, everyone),
-        }
-    return found
+    labels, true = (torch.tensor([classes.index(name) for name in each]) for each in (names, true_names))
+    everyone = torch.ones(len(true), len(labels), dtype=torch.bool)
+    rows: list[Row] = []
+    for kind in given[0]:
+        x, y = (torch.tensor(np.stack([video[kind] for video in videos])) for videos in (given, asked))
+        linear = (ridge_predict(x, labels, y) == true).double().mean().item()
+        rows.append({"features": kind, "linear_top1": linear, "knn_top1": knn_top1(y, true, x, labels, everyone)})
+    return rows
 
 
-def read_features(place: Path) -> Iterator[Labeled]:
-    """Yield a folder's labeled videos; raise InputError where there are none."""
+def read_features(place: Path) -> Iterator[tuple[str, dict[str, Float[np.ndarray, " D"]]]]:
+    """Yield each labeled video's class and its features by kind; raise InputError where there are none."""
     if (place / DATASET_FILE).is_file():
         dataset = ShardDataset.open(str(place))
         check_labels(dataset)
@@ -84,27 +77,26 @@ def read_features(place: Path) -> Iterator[Labeled]:
 def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:
     """Average the color and the change of frames [T, SIDE, SIDE, C] in the cells of the grid."""
     cells = frames.astype(np.float32).reshape(len(frames), GRID, SIDE // GRID, GRID, SIDE // GRID, -1)
-    change = np.abs(np.diff(cells, axis=0)).mean(axis=(0, 2, 4, 5)) if len(frames) > 1 else np.zeros((GRID, GRID))
-    return {"mean color": cells.mean(axis=(0, 2, 4)).ravel(), "frame difference": np.log1p(change).ravel()}
+    change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0).mean(axis=(1, 3, 4))
+    steps = max(1, len(frames) - 1)
+    return {"mean color": cells.mean(axis=(0, 2, 4)).ravel(), "frame difference": np.log1p(change / steps).ravel()}
 
 
 def ridge_predict(
-    train: Float[np.ndarray, "V D"], labels: np.ndarray, validation: Float[np.ndarray, "W D"]
-) -> np.ndarray:
+    train: Float[Tensor, "V D"], labels: Int[Tensor, " V"], validation: Float[Tensor, "W D"]
+) -> Int[Tensor, " W"]:
     """Fit ±1 of each class with the penalty of the least leave-one-out error; return the classes of `validation`."""
-    mean, std = train.mean(axis=0), train.std(axis=0) + 1e-6
-    x, y = (np.pad((values - mean) / std, ((0, 0), (0, 1)), constant_values=1) for values in (train, validation))
-    target = 2.0 * np.eye(labels.max() + 1)[labels] - 1
-    u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    mean, std = train.mean(dim=0), train.std(dim=0) + 1e-6
+    x, y = (F.pad((values - mean) / std, (0, 1), value=1).double() for values in (train, validation))
+    target = 2 * F.one_hot(labels).double() - 1
+    u, s, vt = torch.linalg.svd(x, full_matrices=False)
 
     def left_out_error(penalty: float) -> float:
         hat = u * (s**2 / (s**2 + penalty))
-        residual = (target - hat @ (u.T @ target)) / (1 - (hat * u).sum(axis=1))[:, None]
-        return float((residual**2).mean())
+        return ((target - hat @ (u.T @ target)) / (1 - (hat * u).sum(dim=1, keepdim=True))).square().mean().item()
 
-    penalty = min(PENALTIES, key=left_out_error)
-    weights = vt.T @ ((s / (s**2 + penalty))[:, None] * (u.T @ target))
-    return (y @ weights).argmax(axis=1)
+    penalty = min(np.geomspace(1, 1e5, 21), key=left_out_error)
+    return (y @ vt.T @ ((s / (s**2 + penalty))[:, None] * (u.T @ target))).argmax(dim=1)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,6 @@ CAPACITIES_GB = (16, 24, 40, 80, 141)
 AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
 STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
 NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
-SHOWN = (
-    *("mask_ratio", "activation_checkpointing", "paper_gb"),
-    *("predicted_peak_gib", "measured_peak_gib", "compiled_measured_peak_gib"),
-)
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
     " allocates.",
@@ -71,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
     report = Report("memory_vs_ratio", options.output, choose_device(), NOTES)
     rows = compare_points(report, ModelConfig(size=options.size), options.batch_size or 16)
-    print_table([{name: row[name] for name in SHOWN if row.get(name) is not None} for row in rows])
+    print_table([{name: value for name, value in row.items() if not name.startswith("at_peak")} for row in rows])
 
 
 def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[Row]:

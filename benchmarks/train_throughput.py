@@ -40,8 +40,8 @@ NOTES = [
 
 
 class Case(NamedTuple):
-    implementation: str
     masking: str
+    implementation: str
     batch_size: int
 
 
@@ -53,8 +53,8 @@ def make_model_config(size: str, masking: str) -> ModelConfig:
 def list_cases(batch_sizes: list[int], on_gpu: bool) -> list[Case]:
     """List the races, the baseline first, and what is measured of adaptive masking alone."""
     own = [EAGER, COMPILED] if on_gpu else [EAGER]
-    cases = [Case(name, masking, batch_sizes[0]) for masking, (_, peer) in RACES.items() for name in (peer, *own)]
-    more = [Case(name, "adaptive", size) for size in batch_sizes for name in (COMPILED, GRAPHS) if on_gpu]
+    cases = [Case(masking, name, batch_sizes[0]) for masking, (_, peer) in RACES.items() for name in (peer, *own)]
+    more = [Case("adaptive", name, size) for size in batch_sizes for name in (COMPILED, GRAPHS) if on_gpu]
     return list(dict.fromkeys(cases + more))
 
 
@@ -91,10 +91,8 @@ def make_row(case: Case, rounds: list[Row]) -> Row:
     milliseconds = np.concatenate([found["milliseconds"] for found in rounds])
     lower, median, upper = np.quantile(milliseconds, (0.25, 0.5, 0.75)).round(3).tolist()
     row: Row = {
-        "masking": case.masking,
+        **case._asdict(),
         "mask_ratio": RACES[case.masking][0],
-        "implementation": case.implementation,
-        "batch_size": case.batch_size,
         "step_median_ms": median,
         "step_lower_ms": lower,
         "step_upper_ms": upper,

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -110,16 +109,12 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
 
 
 def describe_error(error: InputError | OSError) -> str:
-    """Return the sentence for an error: what is wrong, where, and how much space is left on a full disk."""
+    """Return the sentence for an error: what is wrong, where, and what to do about a full disk."""
     if isinstance(error, InputError):
         return str(error)
     path = error.filename2 or error.filename or "the output"  # of a rename, the target
     sentence = f"cannot use {path}: {error.strerror}"
     if error.errno in DISK_FULL:
-        with suppress(OSError):
-            absolute = Path(path).absolute()
-            folder = next(place for place in (absolute, *absolute.parents) if place.is_dir())
-            sentence += f" ({shutil.disk_usage(folder).free // 2**20} MiB free)"
         sentence += ": free space and run the same command again"
     return sentence
 

@@ -6,7 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
+from kernels.launch import (
+    block_width,
+    check,
+    check_ids,
+    check_shape,
+    rows_contiguous,
+    runs_triton,
+    triton_op,
+    wrap_triton,
+)
 
 ROWS = 16  # a program's tile is ROWS x 256 values: with 4 warps, four 16-byte loads in flight a thread at 2 bytes
 
@@ -16,9 +25,9 @@ def gather_tokens(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
 
     The ids of a row ascend without repetition. The table is fixed: it gets no gradient.
     """
-    check(x.ndim == 3, f"tokens have shape {tuple(x.shape)}: give [B, N, D]")
-    check_ids("ids", ids, x, x.shape[1])
-    check(table.shape == x.shape[1:], f"the table of positions has shape {tuple(table.shape)}: give [N, D]")
+    check_shape("x", x, "B", "N", "D")
+    check_ids("ids", ids, x)
+    check_shape("the table of positions", table, *x.shape[1:])
     check(not table.requires_grad, "the table of positions is fixed here: add learnable positions before gathering")
     return (gather_tokens_op if runs_triton(x) else gather_tokens_ref)(x, ids, table)
 

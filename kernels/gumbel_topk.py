@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, rows_contiguous, runs_triton, triton_op, wrap_triton
+from kernels.launch import check, check_shape, rows_contiguous, runs_triton, triton_op, wrap_triton
 from kernels.noise import gumbel, gumbel_row
 
 MAX_TOKENS = 16384  # one program holds a row in its registers
@@ -23,7 +23,7 @@ def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor
     A row with NaN, with +inf, or of nothing but -inf raises RuntimeError: at once on the CPU; on CUDA as a device-side
     assertion, which costs no synchronization here and ends the process at its next one.
     """
-    check(logits.ndim == 2, f"logits have shape {tuple(logits.shape)}: give [B, N]")
+    check_shape("logits", logits, "B", "N")
     check(logits.is_floating_point(), f"logits are {logits.dtype}: give floating-point numbers")
     tokens = logits.shape[1]
     check(0 < tokens <= MAX_TOKENS, f"logits have {tokens} tokens a row: give 1 to {MAX_TOKENS}")
@@ -35,10 +35,9 @@ def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor
 def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
     """A 0-d int64 tensor, made by a fill rather than a copy from the host, which would wait for the device."""
     if isinstance(value, Tensor):
-        check(
-            value.ndim == 0 and value.dtype == torch.int64 and value.device == like.device,
-            f"{name} is {value.dtype} {tuple(value.shape)} on {value.device}: give a 0-d int64 on {like.device}",
-        )
+        fits = value.ndim == 0 and value.dtype == torch.int64 and value.device == like.device
+        said = f"{name} is {value.dtype} {tuple(value.shape)} on {value.device}"
+        check(fits, f"{said}: give a 0-d int64 on {like.device}")
         return value
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
+from kernels.launch import check, check_ids, check_shape, runs_triton, triton_op, wrap_triton
 from kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
@@ -15,25 +15,19 @@ EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], 
 
 
 def masked_patch_loss(
-    pred: Tensor,
-    clip: Tensor,
-    masked_ids: Tensor,
-    tubelet_size: int,
-    patch_size: int,
-    kind: Kind = "mse",
+    pred: Tensor, clip: Tensor, masked_ids: Tensor, tubelet_size: int, patch_size: int, kind: Kind = "mse",
     normalize: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """pred [B, M, P], clip uint8 [B, T, H, W, C], masked_ids int64 [B, M] -> fp32 [B, M].
 
     The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
     normalized by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. The kernel saves the
     arguments and two numbers per patch and channel for the backward pass, never the targets.
     """
-    tokens = check_clip(clip, tubelet_size, patch_size)
-    check_ids("masked_ids", masked_ids, clip, tokens)
+    check_clip(clip, tubelet_size, patch_size)
+    check_ids("masked_ids", masked_ids, clip)
     pixels = tubelet_size * patch_size**2
-    wanted = (*masked_ids.shape, pixels * clip.shape[4])
-    check(pred.shape == wanted, f"pred has shape {tuple(pred.shape)}: these ids and patches need {wanted}")
+    check_shape("pred", pred, *masked_ids.shape, pixels * clip.shape[4])
     check(kind in ("mse", "l1"), f"kind is {kind!r}: give mse or l1")
     check(not normalize or pixels > 1, "a patch of one pixel has no standard deviation: give normalize=False")
     if runs_triton(pred) and clip.shape[4] == 3:

@@ -9,7 +9,7 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
-from kernels.launch import check, check_ids, runs_triton, triton_op, wrap_triton
+from kernels.launch import check, check_ids, check_shape, runs_triton, triton_op, wrap_triton
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -23,24 +23,20 @@ def patchify(
     A patch's values are in the order (p_t, p_h, p_w, c). Mean and deviation of each channel are ImageNet's for RGB; for
     all others, the means of those.
     """
-    tokens = check_clip(clip, tubelet_size, patch_size)
+    check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
-        check_ids("ids", ids, clip, tokens)
+        check_ids("ids", ids, clip)
     patches = patchify_op if runs_triton(clip) and clip.shape[4] == 3 else patchify_ref
     return patches(clip, ids, tubelet_size, patch_size, dtype)
 
 
-def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> int:
-    """Return the number of tokens per clip; raise InputError unless whole patches cover it."""
-    check(clip.ndim == 5, f"the clip has shape {tuple(clip.shape)}: give [B, T, H, W, C]")
+def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> None:
+    """Raise InputError unless whole patches cover the clip."""
+    check_shape("the clip", clip, *"BTHWC")
     check(clip.dtype == torch.uint8, f"the clip is {clip.dtype}: give uint8")
-    _, frames, height, width, _ = clip.shape
-    check(
-        frames % tubelet_size == 0 and height % patch_size == 0 and width % patch_size == 0,
-        f"clips of {frames} x {height} x {width} are not made of whole patches of"
-        f" {tubelet_size} x {patch_size} x {patch_size}",
-    )
-    return (frames // tubelet_size) * (height // patch_size) * (width // patch_size)
+    sides, patch = tuple(clip.shape[1:4]), (tubelet_size, patch_size, patch_size)
+    is_whole = all(side % part == 0 for side, part in zip(sides, patch, strict=True))
+    check(is_whole, f"clips of {sides} pixels are not made of whole patches of {patch}")
 
 
 def patchify_ref(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:

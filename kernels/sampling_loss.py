@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
+from kernels.launch import check, check_ids, check_shape, rows_contiguous, runs_triton, triton_op, wrap_triton
 
 
 def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor) -> Tensor:
@@ -15,13 +15,10 @@ def sampling_loss(log_probs: Tensor, masked_ids: Tensor, loss_per_token: Tensor)
 
     - mean over clips and masked tokens of log P_i · loss_i; loss_per_token is a constant, it gets no gradient.
     """
-    check(log_probs.ndim == 2, f"log_probs have shape {tuple(log_probs.shape)}: give [B, N]")
-    check_ids("masked_ids", masked_ids, log_probs, log_probs.shape[1])
+    check_shape("log_probs", log_probs, "B", "N")
+    check_ids("masked_ids", masked_ids, log_probs)
     check(masked_ids.numel() > 0, "masked_ids are empty: there is no loss without a masked token")
-    check(
-        loss_per_token.shape == masked_ids.shape,
-        f"loss_per_token has shape {tuple(loss_per_token.shape)}, masked_ids {tuple(masked_ids.shape)}: give one shape",
-    )
+    check_shape("loss_per_token", loss_per_token, *masked_ids.shape)
     if runs_triton(log_probs):
         return sampling_loss_op(log_probs, masked_ids, loss_per_token.detach())[0]
     return sampling_loss_ref(log_probs, masked_ids, loss_per_token)

@@ -8,7 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gather_tokens import ROWS
-from kernels.launch import block_width, check, check_ids, rows_contiguous, runs_triton, triton_op, wrap_triton
+from kernels.launch import (
+    block_width,
+    check,
+    check_ids,
+    check_shape,
+    rows_contiguous,
+    runs_triton,
+    triton_op,
+    wrap_triton,
+)
 
 
 def scatter_tokens(
@@ -19,17 +28,13 @@ def scatter_tokens(
     Row j is features[b, j] + table[visible_ids[b, j]] for j < K, then mask_token + table[masked_ids[b, j - K]], in
     features' dtype. The table is fixed: it gets no gradient.
     """
-    check(features.ndim == 3, f"features have shape {tuple(features.shape)}: give [B, K, E]")
-    width = features.shape[2]
-    check(mask_token.shape == (width,), f"the mask token has shape {tuple(mask_token.shape)}: give [{width}]")
-    check(table.ndim == 2 and table.shape[1] == width, f"the table has shape {tuple(table.shape)}: give [N, {width}]")
+    check_shape("features", features, "B", "K", "E")
+    check_ids("visible_ids", visible_ids, features)
+    check_ids("masked_ids", masked_ids, features)
+    check_shape("visible_ids", visible_ids, *features.shape[:2])
+    check_shape("the mask token", mask_token, features.shape[2])
+    check_shape("the table of positions", table, len(table), features.shape[2])
     check(not table.requires_grad, "the table of positions is fixed: give one that requires no gradient")
-    check_ids("visible_ids", visible_ids, features, table.shape[0])
-    check_ids("masked_ids", masked_ids, features, table.shape[0])
-    check(
-        visible_ids.shape[1] == features.shape[1],
-        f"there are {features.shape[1]} features per clip and {visible_ids.shape[1]} visible_ids",
-    )
     scatter = scatter_tokens_op if runs_triton(features) else scatter_tokens_ref
     return scatter(features, mask_token, table, visible_ids, masked_ids)
 

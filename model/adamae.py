@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from common.errors import InputError
@@ -12,10 +12,10 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
-from model.channels import prepare_clip
+from model.channels import Clip, prepare_clip
 from model.config import ModelConfig
 from model.encoder import Encoder, Features, encode
-from model.masking import Mask, make_masking
+from model.masking import Mask, Seed, make_masking
 from model.registry import DECODERS, find_class
 from model.targets import Target, make_target
 from model.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class Output(NamedTuple):
 DECODER_STREAM = 0x5DEC0DE5  # XORed into the seed: apart from the noise that chooses the visible tokens
 
 
-def sample_ids(ids: Int[Tensor, "B M"], count: int, seed: int | Tensor, offset: int | Tensor) -> Int[Tensor, "B count"]:
+def sample_ids(ids: Int[Tensor, "B M"], count: int, seed: Seed, offset: Seed) -> Int[Tensor, "B count"]:
     """Sample `count` of each row's ids uniformly: the loss over them is an unbiased estimate of the loss over all."""
     chosen, *_ = gumbel_topk(torch.zeros(ids.shape, device=ids.device), count, seed ^ DECODER_STREAM, offset)
     return ids.gather(1, chosen)
@@ -59,7 +59,7 @@ class AdaMAE(nn.Module):
         """Name the parameters that are positions or a token, which are not decayed."""
         return {name for name, _ in self.named_parameters() if name.endswith(("positions", "mask_token"))}
 
-    def forward(self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor) -> Output:
+    def forward(self, clip: Clip, seed: Seed, offset: Seed) -> Output:
         """Mask tokens, predict them, compare.
 
         seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
@@ -72,28 +72,19 @@ class AdaMAE(nn.Module):
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
             masked_ids = sample_ids(masked_ids, config.num_reconstructed, seed, offset)
-        with_visible = config.visible_loss_weight > 0
-        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids, with_visible)
-        ids = torch.cat((mask.visible_ids, masked_ids), dim=1) if with_visible else masked_ids
-        loss_per_token = self.target(prepared, pred, ids)
-        if with_visible:
-            visible_loss, loss_per_token = loss_per_token.tensor_split([config.num_visible], dim=1)
-            pred = pred[:, config.num_visible :]
+        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids)
+        loss_per_token = self.target(prepared, pred, masked_ids)
         loss = reconstruction = loss_per_token.mean()
         sampling = torch.zeros_like(reconstruction)
         if mask.log_probs is not None and self.token_sampler.learns:
             # It makes sampling probabilities proportional to errors (arXiv 2211.09120 §3.3).
             sampling = sampling_loss(mask.log_probs, masked_ids, loss_per_token.detach())
             loss = reconstruction + config.sampling_loss_weight * sampling
-        if with_visible:
-            loss = loss + config.visible_loss_weight * visible_loss.mean()
         return Output(
             loss, reconstruction, sampling, pred.detach(), loss_per_token, mask.log_probs, mask.visible_ids, masked_ids
         )
 
-    def embed_visible(
-        self, clip: UInt8[Tensor, "B T H W C"], seed: int | Tensor, offset: int | Tensor
-    ) -> tuple[Mask, Float[Tensor, "B K D"]]:
+    def embed_visible(self, clip: Clip, seed: Seed, offset: Seed) -> tuple[Mask, Float[Tensor, "B K D"]]:
         """Mask the clip; embed the visible tokens and add their positions."""
         needs_tokens = self.token_sampler.needs_tokens
         if needs_tokens and not self.config.detach_sampler_input:
@@ -109,7 +100,7 @@ class AdaMAE(nn.Module):
         return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[mask.visible_ids]
 
     @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
+    def encode(self, clip: Clip) -> Features:
         """Encode the whole clip, nothing masked."""
         return encode(self, clip)
 

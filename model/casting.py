@@ -27,9 +27,8 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
     Gradients that are there now must be views of DDP's buckets: later ones are cast straight into them, while DDP would
     copy each by a launch of its own.
     """
-    weights: list[Any] = [
-        weight for module in model.modules() if hasattr(module, "weights") for weight in module.weights()
-    ]
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "weights")]
+    weights = [weight for module in modules for weight in module.weights()]
     for weight in weights:
         weight.cast_copy = weight.detach().to(dtype)
         torch._dynamo.mark_static_address(weight.cast_copy)  # CUDA graphs would copy it otherwise

@@ -7,6 +7,7 @@ from torch import Tensor
 from common.errors import InputError
 from model.config import ModelConfig
 
+Clip = UInt8[Tensor, "B T H W C"]  # C: 3, RGB as decoded, or as many as model.in_channels
 LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
 STILL, STRENGTH = 115, 40  # of 255: no change, about ImageNet's mean; the deviation of changes, .7 of ImageNet's
 
@@ -20,13 +21,13 @@ def check_channels(channels: int, in_channels: int) -> None:
         )
 
 
-def prepare_clip(clip: UInt8[Tensor, "B T H W C"], config: ModelConfig) -> UInt8[Tensor, "B T H W c"]:
+def prepare_clip(clip: Clip, config: ModelConfig) -> Clip:
     """Make what the model sees of a clip: its channels, and with `model.differences` what changes."""
     clip = adapt_channels(clip, config.in_channels)
     return compute_differences(clip) if config.differences else clip
 
 
-def compute_differences(clip: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T H W C"]:
+def compute_differences(clip: Clip) -> Clip:
     """Compute each frame's difference to the next one, as strong in every clip; the last frame repeats the one before.
 
     RGB differences (Wang et al. 2016, arXiv 1608.00859) hide the place, by heart of which few videos are learned.
@@ -37,7 +38,7 @@ def compute_differences(clip: UInt8[Tensor, "B T H W C"]) -> UInt8[Tensor, "B T 
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
 
 
-def adapt_channels(clip: UInt8[Tensor, "B T H W C"], in_channels: int) -> UInt8[Tensor, "B T H W c"]:
+def adapt_channels(clip: Clip, in_channels: int) -> Clip:
     """Convert RGB to grayscale for a model of one channel.
 
     Raises InputError where the channels do not match. Grayscale is (77 R + 150 G + 29 B + 128) / 256, rounded down.

@@ -3,12 +3,13 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from common.errors import InputError
 from model.blocks import LayerNorm, initialize
 from model.casting import Linear
+from model.channels import Clip
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
 from model.state_dict import load_parts, load_weights
@@ -33,13 +34,11 @@ class VideoClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
-    ) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
         """Classify clips, by all tokens or by those at `ids`."""
         return self.head(self.features(clip, ids))
 
-    def features(self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
+    def features(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
         """Compute the input of the last linear layer."""
         return self.norm(encode(self, clip, ids).pooled)
 
@@ -80,9 +79,7 @@ class Probe(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
-    ) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
         """Classify clips, by all tokens or by those at `ids`."""
         with torch.no_grad():
             features = encode(self, clip, ids)

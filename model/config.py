@@ -99,8 +99,6 @@ class ModelConfig:
     """error of a prediction: mean squared or absolute, Table 1 (d); of features also smooth L1 or 1 - cosine"""
     normalize_target: bool = True
     """normalize target pixels per patch (norm_pix_loss), features per token"""
-    visible_loss_weight: float = option(0.0, at_least=0)
-    """weight of the loss of visible tokens, which are then predicted too (V-JEPA 2.1); 0: masked ones only"""
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
 

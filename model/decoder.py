@@ -31,23 +31,19 @@ class Decoder(nn.Module):
         self.head = Linear(width, num_values)
 
     def forward(
-        self,
-        features: Float[Tensor, "B K D"],
-        visible_ids: Int[Tensor, "B K"],
-        masked_ids: Int[Tensor, "B M"],
-        with_visible: bool = False,
+        self, features: Float[Tensor, "B K D"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"]
     ) -> Float[Tensor, "B M P"]:
-        """Predict the tokens at masked_ids; with_visible: before them, those at visible_ids."""
-        return self.head(self.norm(self.decode(self.embed(features), visible_ids, masked_ids, with_visible)))
+        """Predict the tokens at masked_ids."""
+        x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
+        return self.head(self.norm(self.decode(x, visible_ids.shape[1])))
 
-    def decode(self, x: Tensor, visible_ids: Tensor, masked_ids: Tensor, with_visible: bool) -> Float[Tensor, "B M E"]:
-        x = scatter_tokens(x, self.mask_token, self.positions, visible_ids, masked_ids)
+    def decode(self, x: Float[Tensor, "B N E"], num_visible: int) -> Float[Tensor, "B M E"]:
         *first_blocks, last_block = self.blocks
         for block in first_blocks:
             x = self.run(block, x)
         # Visible tokens come first and are not read: the last block and the head work for masked ones only. To
         # recompute the last block would save nothing: its backward pass comes when all else is still kept.
-        return last_block(x, num_kv_only=0 if with_visible else visible_ids.shape[1])
+        return last_block(x, num_kv_only=num_visible)
 
     def run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
         return checkpoint(block, *inputs, use_reentrant=False) if self.activation_checkpointing else block(*inputs)
@@ -60,10 +56,8 @@ class CrossDecoder(Decoder):
     instead of 3.41; with decoder_share=0.5, which changes no prediction here, 2.70 and 2.84.
     """
 
-    def decode(self, x: Tensor, visible_ids: Tensor, masked_ids: Tensor, with_visible: bool) -> Float[Tensor, "B M E"]:
-        ids = torch.cat((visible_ids, masked_ids), dim=1) if with_visible else masked_ids
-        x = scatter_tokens(x, self.mask_token, self.positions, visible_ids, ids)
-        context, x = x.tensor_split([visible_ids.shape[1]], dim=1)
+    def decode(self, x: Float[Tensor, "B N E"], num_visible: int) -> Float[Tensor, "B M E"]:
+        context, x = x.tensor_split([num_visible], dim=1)
         for block in self.blocks:
             x = self.run(block, x, context)
         return x

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from common.errors import InputError
 from kernels.gumbel_topk import as_scalar
 from kernels.noise import gumbel
 from model.blocks import Block, LayerNorm
-from model.channels import prepare_clip
+from model.channels import Clip, prepare_clip
 from model.config import ModelConfig
 from model.masking import AdaptiveMasking, make_masking
 from model.tokenizer import Tokenizer, position_table
@@ -61,17 +61,17 @@ class VideoEncoder(nn.Module):
             self.encoder.norm = nn.Identity()
         self.token_sampler = AdaptiveMasking(config) if has_sampler else None
 
-    def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
+    def forward(self, clip: Clip) -> Features:
         """Encode whole clips, nothing masked; gradients reach all weights."""
         return encode(self, clip)
 
     @torch.no_grad()
-    def encode(self, clip: UInt8[Tensor, "B T H W C"], keep: float = 1.0, by: Selection = "adaptive") -> Features:
+    def encode(self, clip: Clip, keep: float = 1.0, by: Selection = "adaptive") -> Features:
         """Encode clips without gradients: whole, or only the tokens that `select_tokens` chooses."""
         return encode(self, clip, None if keep == 1 else self.select_tokens(clip, keep, by))
 
     @torch.no_grad()
-    def select_tokens(self, clip: UInt8[Tensor, "B T H W C"], keep: float, by: Selection) -> Int[Tensor, "B K"]:
+    def select_tokens(self, clip: Clip, keep: float, by: Selection) -> Int[Tensor, "B K"]:
         """Sample a fraction of the tokens, as pre-training does; return their ids, ascending.
 
         by: the pre-trained sampler's probabilities, temporal difference, or none. All clips get the same noise, so that
@@ -99,7 +99,7 @@ class EncoderModel(Protocol):
     encoder: Encoder
 
 
-def encode(model: EncoderModel, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None) -> Features:
+def encode(model: EncoderModel, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Features:
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
     clip = prepare_clip(clip, model.config)
     positions = model.encoder.positions

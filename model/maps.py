@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from common.errors import InputError
 from kernels.gumbel_topk import LOGITS_NOT_FINITE
 from kernels.patchify import gather_patches
 from model.adamae import AdaMAE, Output
-from model.channels import prepare_clip
+from model.channels import Clip, prepare_clip
 from model.config import Grid, ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target
@@ -22,11 +22,11 @@ EPSILON = 1e-6  # added to a patch's standard deviation, as in the target
 class Maps(NamedTuple):
     """t, h, w: positions in the token grid."""
 
-    frames: UInt8[Tensor, "B T H W C"]
+    frames: Clip
     # Visible patches as they are, masked ones as predicted; None where the model predicts features.
-    reconstruction: UInt8[Tensor, "B T H W C"] | None
+    reconstruction: Clip | None
     # The same with patch statistics interpolated from visible patches; None where the model predicts raw pixels, too.
-    visible_stats: UInt8[Tensor, "B T H W C"] | None
+    visible_stats: Clip | None
     error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
     probability: Float[Tensor, "B t h w"] | None  # None where tokens have none of their own
     is_masked: Bool[Tensor, "B t h w"]
@@ -47,7 +47,7 @@ def explain_bad_logits() -> Iterator[None]:
 
 @explain_bad_logits()
 @torch.no_grad()
-def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) -> Maps:
+def reconstruct(model: AdaMAE, clip: Clip, seed: int = 0) -> Maps:
     """Mask `clip` and predict the masked tokens.
 
     A model that predicts normalized patches knows neither their brightness nor their contrast. `reconstruction` takes
@@ -76,16 +76,14 @@ def reconstruct(model: AdaMAE, clip: UInt8[Tensor, "B T H W C"], seed: int = 0) 
     )
 
 
-def _reconstruct_pixels(
-    clip: UInt8[Tensor, "B T H W C"], output: Output, config: ModelConfig
-) -> tuple[UInt8[Tensor, "B T H W C"], UInt8[Tensor, "B T H W C"] | None]:
+def _reconstruct_pixels(clip: Clip, output: Output, config: ModelConfig) -> tuple[Clip, Clip | None]:
     """Return `Maps.reconstruction` and `Maps.visible_stats`."""
     (t, h, w), patch = config.grid, config.patch_size
     patches = gather_patches(clip, None, config.tubelet_size, patch)
     visible, masked = output.visible_ids[..., None], output.masked_ids[..., None]
     pred = output.pred.float().unflatten(-1, (-1, config.in_channels))
 
-    def fill_in(pred: Float[Tensor, "B M V C"]) -> UInt8[Tensor, "B T H W C"]:
+    def fill_in(pred: Float[Tensor, "B M V C"]) -> Clip:
         """Put predictions, in [0, 1], in place of the masked patches, and join the patches to a clip."""
         pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
         return rearrange(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from einops import reduce
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,9 +15,11 @@ from common.errors import InputError
 from kernels.gumbel_topk import gumbel_topk
 from model.blocks import Block
 from model.casting import Linear
+from model.channels import Clip
 from model.config import SAMPLER_HEADS, ModelConfig
 from model.registry import MASKS, find_class
 
+Seed = int | Tensor  # a tensor is 0-d, int64, on the clip's device
 CLIPS_AT_ONCE = 8  # recomputed together under activation checkpointing: 78 MiB per clip at ViT-Base, while it lasts
 
 
@@ -39,30 +41,23 @@ class MaskingStrategy(nn.Module):
 
     needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
     learns = False  # whether the sampling loss trains it
-    has_probabilities = False  # whether its masks have log_probs
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.num_visible = config.num_visible
 
-    def forward(
-        self,
-        clip: UInt8[Tensor, "B T H W C"],
-        tokens: Float[Tensor, "B N D"] | None,
-        seed: int | Tensor,
-        offset: int | Tensor,
-    ) -> Mask:
+    def forward(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None, seed: Seed, offset: Seed) -> Mask:
         """Choose the visible tokens of each clip.
 
         `offset` is the global position of the batch's first clip: a clip gets the same noise in any batch or rank.
         """
         return self.sample(self.logits(clip, tokens), seed, offset)
 
-    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
         """Give each token a sampling probability, of which this is the logarithm up to a constant."""
         raise NotImplementedError
 
-    def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
+    def sample(self, logits: Float[Tensor, "B N"], seed: Seed, offset: Seed) -> Mask:
         """Sample the visible tokens without replacement from softmax(logits), in fp32."""
         with torch.autocast(logits.device.type, enabled=False):
             return Mask(*gumbel_topk(logits, self.num_visible, seed, offset))
@@ -77,7 +72,6 @@ class AdaptiveMasking(MaskingStrategy):
 
     needs_tokens = True
     learns = True
-    has_probabilities = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -92,7 +86,7 @@ class AdaptiveMasking(MaskingStrategy):
             self.body = nn.Sequential(*(Block(width, SAMPLER_HEADS, **options) for _ in range(config.sampler_depth)))
         self.logit = nn.Linear(width, 1)
 
-    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
         assert tokens is not None
         if not self.activation_checkpointing:
             return self.predict(tokens)
@@ -114,10 +108,10 @@ class UniformMasking(MaskingStrategy):
         self.masking, self.unit_tokens = config.masking, config.unit_tokens
         self.num_units = config.num_tokens // config.unit_tokens
 
-    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B U"]:
+    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B U"]:
         return torch.zeros(len(clip), self.num_units, device=clip.device)
 
-    def sample(self, logits: Float[Tensor, "B U"], seed: int | Tensor, offset: int | Tensor) -> Mask:
+    def sample(self, logits: Float[Tensor, "B U"], seed: Seed, offset: Seed) -> Mask:
         visible, masked, _ = gumbel_topk(logits, self.num_visible // self.unit_tokens, seed, offset)
         return Mask(self.token_ids(visible), self.token_ids(masked), None)
 
@@ -134,8 +128,6 @@ class UniformMasking(MaskingStrategy):
 class MotionMasking(MaskingStrategy):
     """Samples by temporal difference, without learning (EVEREST, arXiv 2211.10636)."""
 
-    has_probabilities = True
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.tubelet_size, self.patch_size = config.tubelet_size, config.patch_size
@@ -145,7 +137,7 @@ class MotionMasking(MaskingStrategy):
                 f" tubelets of {config.tubelet_size} has only one: raise model.num_frames"
             )
 
-    def logits(self, clip: UInt8[Tensor, "B T H W C"], tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
         """Compute the logarithm of 1 + the mean absolute difference, in 0…255, to the neighboring token frames.
 
         The 1, about what a sensor's noise makes, leaves static tokens a chance. The first and the last token frame have
@@ -166,9 +158,7 @@ class MotionShareMasking(MotionMasking):
     """Half of the visible tokens come from the fifth of the tokens that changes most, uniformly, the others from the
     rest."""
 
-    has_probabilities = False
-
-    def sample(self, logits: Float[Tensor, "B N"], seed: int | Tensor, offset: int | Tensor) -> Mask:
+    def sample(self, logits: Float[Tensor, "B N"], seed: Seed, offset: Seed) -> Mask:
         num_tokens, half = logits.shape[1], self.num_visible // 2
         num_moving = max(half, num_tokens // 5)
         ranked = logits.argsort(dim=1, descending=True, stable=True)

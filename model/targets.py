@@ -10,7 +10,7 @@ from math import gcd
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
@@ -18,7 +18,7 @@ from torch.func import functional_call
 from common import devices
 from common.errors import InputError
 from kernels.masked_patch_loss import masked_patch_loss
-from model.channels import STILL
+from model.channels import STILL, Clip
 from model.config import Grid, ModelConfig
 from model.registry import TARGETS, find_class
 
@@ -35,7 +35,7 @@ class Target(nn.Module):
         super().__init__()
         self.config = config
 
-    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Tensor:
+    def prepare(self, clip: Clip) -> Tensor:
         """Make what `forward` compares predictions with; called before the tokens are made, so that what it takes is
         free again when activations are kept."""
         return clip
@@ -62,9 +62,7 @@ class PixelTarget(Target):
         super().__init__(config, teacher)
         self.num_values = config.patch_values
 
-    def forward(
-        self, prepared: UInt8[Tensor, "B T H W C"], pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
-    ) -> Float[Tensor, "B M"]:
+    def forward(self, prepared: Clip, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Compute the mean squared or absolute error of each token, in fp32."""
         config = self.config
         assert config.loss in ("mse", "l1")
@@ -86,7 +84,7 @@ class MotionEnergyTarget(Target):
         self.per_side = gcd(config.patch_size, 2)
         self.num_values = config.tubelet_size * self.per_side**2
 
-    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B N P"]:
+    def prepare(self, clip: Clip) -> Float[Tensor, "B N P"]:
         """Compute the energy of all tokens; the last frame's change is that of the one before."""
         if self.config.differences:
             now, then = clip, torch.full_like(clip, STILL)
@@ -148,7 +146,7 @@ class TeacherTarget(Target):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def prepare(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B N D"]:
+    def prepare(self, clip: Clip) -> Float[Tensor, "B N D"]:
         """Compute the teacher's features, on the student's token grid."""
         dtype = next(self.teacher.parameters()).dtype
         with torch.autocast(clip.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):

@@ -4,11 +4,12 @@ from math import prod
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels.patchify import patchify
 from model.casting import Linear, autocast_dtype
+from model.channels import Clip
 from model.config import Grid, ModelConfig
 
 
@@ -21,9 +22,7 @@ class Tokenizer(nn.Module):
         self.patch_size = config.patch_size
         self.projection = Linear(config.patch_values, config.dimensions.encoder_width)
 
-    def forward(
-        self, clip: UInt8[Tensor, "B T H W C"], ids: Int[Tensor, "B K"] | None = None
-    ) -> Float[Tensor, "B K D"]:
+    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B K D"]:
         """Embed the tokens at `ids`, or all N of them in (t, h, w) order."""
         dtype = autocast_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))

@@ -26,17 +26,9 @@ class ClipDataset(IterableDataset[Batch]):
     """
 
     def __init__(
-        self,
-        shards: str | Path,
-        *,
-        num_frames: int = 16,
-        image_size: int | list[int] = 224,
-        batch_size: int = 8,
-        seed: int = 0,
-        device: str | torch.device = "cpu",
-        quarantine: str | Path | None = None,
-        **data: Any,
-    ) -> None:
+        self, shards: str | Path, *, num_frames: int = 16, image_size: int | list[int] = 224, batch_size: int = 8,
+        seed: int = 0, device: str | torch.device = "cpu", quarantine: str | Path | None = None, **data: Any,
+    ) -> None:  # fmt: skip
         """batch_size: clips per process; device: where clips are put; quarantine: file that gets a line for every video
         that cannot be decoded; data: options of DataConfig (frame_stride, crop, flip, decoder, ...).
 

@@ -73,12 +73,12 @@ class Build:
             finally:
                 path.unlink()
 
-    def plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> Plan | None:
+    def plan(self, inputs: Inputs, classes: list[str]) -> Plan | None:
         """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
-                self._save_plan(inputs, classes, retry_rejects)
+                self._save_plan(inputs, classes)
             if not self.plan_file.exists():
                 return None
             plan = Plan(self.plan_file)
@@ -92,7 +92,7 @@ class Build:
             different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
             raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
 
-    def _save_plan(self, inputs: Inputs, classes: list[str], retry_rejects: bool) -> None:
+    def _save_plan(self, inputs: Inputs, classes: list[str]) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
         if self.done:
             self._require_same_settings(self.done.encode)
@@ -100,7 +100,7 @@ class Build:
         if classes and classes[: len(known)] != known:
             raise InputError(f"the label map does not start with the classes of {self.folder}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
-        rejects = set() if retry_rejects else set(read_rejects(self.folder))
+        rejects = set(read_rejects(self.folder))
         if self.settings.clip_seconds:  # pieces stand for their video
             rejects |= {split_name(name)[0] for name in rejects}
         inputs.compare(self._list_stored(known), rejects)
@@ -113,9 +113,9 @@ class Build:
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
-        videos = split_videos(inputs.new(), self.settings)
+        items = split_videos(inputs.new(), self.settings)
         number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
-        save_plan(self.plan_file, videos, self.settings, names, inputs.new_problems(), retry_rejects, number)
+        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), number)
 
     def _shards(self) -> list[ShardInfo]:
         return list(self.done.shards) if self.done else []
@@ -156,8 +156,7 @@ class Build:
         for video in self.list_pending(plan):
             for entry in video:
                 self._folder_of(entry.shard).mkdir(parents=True, exist_ok=True)
-            source = video[0].source
-            yield Job(source, inputs.location(source), {self._stem(it): it for it in video}, self.settings)
+            yield Job(inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
 
     def _missing(self, plan: Plan) -> set[str]:
         """Return the shards that are not whole yet."""
@@ -219,7 +218,7 @@ class Build:
         # A run that was killed right after publishing may have put some in already.
         shards = [shard for shard in self._shards() if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
-        rejected = ({} if plan.retries else read_rejects(self.folder)) | plan.rejected
+        rejected = read_rejects(self.folder) | plan.rejected
         for marker in markers:
             rejected |= marker["rejected"]
         if shards:
@@ -249,7 +248,8 @@ def list_sources(folder: Path) -> Iterator[str]:
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Read reasons by source from `rejected.jsonl`; empty if there is none. Raise InputError if it is damaged."""
+    """Read reasons by source from `rejected.jsonl`, without which all are tried again. Raise InputError if it is
+    damaged."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}

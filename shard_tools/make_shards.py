@@ -81,7 +81,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="hold out whole groups (recordings, persons): folder:2 (of each path), column:NAME, name:REGEX",
     )
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
-    what.add_argument("--retry-rejects", action="store_true", help="retry videos that an earlier run rejected")
     how = parser.add_argument_group("how to store it")
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
     for option in fields(Settings):
@@ -201,12 +200,10 @@ def make_dataset(
     part, num_parts = arguments.part
     build = Build(folder, choose_settings(arguments), (part - 1, num_parts))
     run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
-    retry_rejects = arguments.retry_rejects
     with build.lock():
         skipped.write(folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
-        while plan := build.plan(inputs, classes, retry_rejects):
-            retry_rejects = retry_rejects and not plan.retries
+        while plan := build.plan(inputs, classes):
             with progress_bar(unit="sample", total=sum(map(len, build.list_pending(plan)))) as bar:
                 totals = Counter(frames=0, rejected=0)
                 for outcome in build.run(plan, inputs, run_jobs):

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, groupby, islice
-from operator import attrgetter, itemgetter
+from itertools import chain, groupby, islice, pairwise
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -41,7 +41,6 @@ class Plan:
             self.settings: dict[str, Any] = told["settings"]
             self.classes: list[str] = told["classes"]
             self.rejected: dict[str, str] = told["rejected"]  # sources that are known to be unusable, with the reason
-            self.retries: bool = told["retries"]  # whether it tries again what was rejected before
             self.shards: dict[str, int] = told["shards"]  # with the number of their entries
 
     @contextmanager
@@ -60,22 +59,15 @@ class Plan:
 
 
 def save_plan(
-    path: Path,
-    videos: Iterable[list[Item]],
-    settings: Settings,
-    classes: list[str],
-    rejected: dict[str, str],
-    retries: bool,
-    first_number: int,
+    path: Path, items: Iterable[Item], settings: Settings, classes: list[str], rejected: dict[str, str], first: int
 ) -> None:
-    """Plan the samples of each video in shards from `first_number` on; write it down, if there is anything to do."""
-    shards, entries = assign_shards(videos, settings, classes, first_number)
+    """Plan shards of the items, from number `first` on; write it down, if there is anything to do."""
+    shards, videos = assign_shards(items, settings, classes, first)
     if shards or rejected:
-        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "retries": retries}
-        lines = chain([told | {"shards": shards}], entries)
+        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "shards": shards}
         path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json.dumps(line) + "\n" for line in chain([told], videos))
 
 
 def shard_number(name: str) -> int:
@@ -84,47 +76,37 @@ def shard_number(name: str) -> int:
 
 
 def assign_shards(
-    videos: Iterable[list[Item]], settings: Settings, classes: list[str], first_number: int = 0
+    items: Iterable[Item], settings: Settings, classes: list[str], first: int = 0
 ) -> tuple[dict[str, int], Iterator[list[Entry]]]:
-    """Shuffle samples and cut them into shards of equal count, or of about equal bytes; none is empty.
+    """Shuffle items and cut them into shards of equal count.
 
     Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
     """
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, weight INTEGER, source BLOB, entry BLOB)")
-    table.insert("items", _list_rows(videos, settings, classes), 4)
-    ((count, total),) = table.run("SELECT count(*), coalesce(sum(weight), 0) FROM items")
-    size = settings.shard_mb * 1e6 if settings.shard_mb else settings.samples_per_shard
-    num_shards = round(total / size) if settings.shard_mb else math.ceil(total / size)
-    num_shards = max(num_shards, min(settings.min_shards, count), 1)
+    ids = {name: number for number, name in enumerate(classes)}
+
+    def make_row(item: Item) -> tuple[bytes, str, str]:
+        labels = None if item.labels is None else [ids[label] for label in item.labels]
+        entry = Entry(item.source, str(item.segment or ""), labels, item.fields)
+        return shuffle_key(item.name, settings.seed), item.source, json.dumps(entry)
+
+    table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, entry BLOB)")
+    table.insert("items", map(make_row, items), 3)
+    ((count,),) = table.run("SELECT count(*) FROM items")
+    num_shards = math.ceil(count / settings.samples_per_shard)
     table.database.execute(
-        """CREATE TABLE entries AS SELECT *, dense_rank() OVER (ORDER BY number) - 1 + :first AS shard FROM (
-            SELECT source, entry, row_number() OVER shuffled AS position,
-                CAST((sum(weight) OVER shuffled * :num_shards - 1) / :total AS INTEGER) AS number
-            FROM items WINDOW shuffled AS (ORDER BY shuffle_key ROWS UNBOUNDED PRECEDING))""",
-        {"total": max(total, 1), "num_shards": num_shards, "first": first_number},
+        """CREATE TABLE entries AS SELECT *, (position * :num_shards - 1) / :count + :first AS shard
+            FROM (SELECT source, entry, row_number() OVER (ORDER BY shuffle_key) AS position FROM items)""",
+        {"count": count, "num_shards": num_shards, "first": first},
     )
-    by_video = table.run("""SELECT source, shard, position, entry FROM entries
+    rows = table.run("""SELECT source, entry, shard, position FROM entries
         ORDER BY min(position) OVER (PARTITION BY source), position""")
     entries = (
-        [
-            Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=at)
-            for _, shard, at, entry in video
-        ]
-        for _, video in groupby(by_video, itemgetter(0))
+        Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=position)
+        for _, entry, shard, position in rows
     )
+    videos = (list(video) for _, video in groupby(entries, attrgetter("source")))
     counts = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY shard")
-    return {SHARD_NAME.format(shard): num_entries for shard, num_entries in counts}, entries
-
-
-def _list_rows(videos: Iterable[list[Item]], settings: Settings, classes: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield shuffle key, weight in a shard, source and entry of each sample."""
-    ids = {name: number for number, name in enumerate(classes)}
-    for items in videos:
-        for item in items:
-            labels = None if item.labels is None else [ids[label] for label in item.labels]
-            entry = Entry(item.source, str(item.segment or ""), labels, item.fields)
-            weight = item.size // len(items) if settings.shard_mb else 1
-            yield shuffle_key(item.name, settings.seed), weight, item.source, json.dumps(entry)
+    return {SHARD_NAME.format(shard): num_entries for shard, num_entries in counts}, videos
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
@@ -139,22 +121,21 @@ def make_key(source: str, segment: str = "") -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[list[Item]]:
-    """Yield all samples of each video. With clip_seconds, one of which no segment is asked for becomes segments of that
-    length by its header; the last one, of a half to one and a half of it, ends with the video."""
-    videos = (list(group) for _, group in groupby(items, attrgetter("source")))
+def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[Item]:
+    """Turn videos of which no segment is asked for into segments of clip_seconds by their headers; the last one, of a
+    half to one and a half of it, ends with the video."""
     if (length := settings.clip_seconds) is None:
-        yield from videos
+        yield from items
         return
 
-    def count_pieces(video: list[Item]) -> int:
-        is_whole = len(video) == 1 and not video[0].segment
-        return max(1, round(probe_header(video[0].location, settings.fps).seconds / length)) if is_whole else 1
+    def split(video: list[Item]) -> list[Item]:
+        if len(video) > 1 or video[0].segment:
+            return video
+        count = round(probe_header(video[0].location, settings.fps).seconds / length)
+        bounds = [*(number * length for number in range(max(1, count))), math.inf]
+        return [video[0]._replace(segment=Segment(*ends)) for ends in pairwise(bounds)] if count > 1 else video
 
+    videos = (list(group) for _, group in groupby(items, attrgetter("source")))
     with ThreadPoolExecutor(THREADS) as threads:
         while some := list(islice(videos, PROBED_AT_ONCE)):
-            for video, count in zip(some, threads.map(count_pieces, some), strict=True):
-                ends = [*(number * length for number in range(1, count)), math.inf]
-                starts = [0.0, *ends[:-1]]
-                pieces = [video[0]._replace(segment=Segment(*span)) for span in zip(starts, ends, strict=True)]
-                yield pieces if count > 1 else video
+            yield from chain.from_iterable(threads.map(split, some))

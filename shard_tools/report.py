@@ -12,11 +12,11 @@ from common.logging import printable
 from pipeline.shards.format import CARD_FILE, DatasetInfo, Report, Sample, ShardInfo
 from shard_tools.temp_table import TempTable
 
-DUPLICATES = """SELECT DISTINCT sha256, source FROM files WHERE sha256 IN (
-    SELECT sha256 FROM files GROUP BY sha256 HAVING count(DISTINCT source) > 1) ORDER BY sha256"""
-CONFLICTS = """SELECT DISTINCT sha256, segment, source FROM files WHERE (sha256, segment) IN (
-    SELECT sha256, segment FROM files GROUP BY sha256, segment
-    HAVING count(DISTINCT labels) > 1 AND count(DISTINCT source) > 1) ORDER BY sha256, segment"""
+# Of files, (columns, condition): those with the same columns and several sources.
+EQUAL = """SELECT DISTINCT {0}, source FROM files WHERE ({0}) IN (
+    SELECT {0} FROM files GROUP BY {0} HAVING count(DISTINCT source) > 1 {1}) ORDER BY {0}"""
+DUPLICATES = EQUAL.format("sha256", "")
+CONFLICTS = EQUAL.format("sha256, segment", "AND count(DISTINCT labels) > 1")
 
 CARD = """---
 configs:

@@ -41,8 +41,6 @@ class Settings:
     )
     seed: int = _count(0, "seed of the global shuffle (default 0)", minimum=0)
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
-    shard_mb: float | None = _option(None, "target megabytes of source video per shard, instead of a count", type=float)
-    min_shards: int = _count(1, "minimum number of shards: ranks × workers")
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -60,7 +58,7 @@ class Settings:
         """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
-            kept = ("encode", "seed", "samples_per_shard", "shard_mb", "min_shards")
+            kept = ("encode", "seed", "samples_per_shard")
             return {name: values[name] for name in kept} | {"frame_stride": 1}
         codec = CODECS[self.encode]
         values["quality"] = codec.choose_quality(self.tune) if self.quality is None else self.quality

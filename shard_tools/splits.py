@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -30,14 +30,6 @@ HASHED_VIDEOS = 2048  # of each split, the first in its shards, which are in ran
 MAX_DIFFERENCE = 20
 
 GroupOf = Callable[[str, dict[str, Any]], str]  # of a file's name and its other fields
-
-
-class Shared(NamedTuple):
-    """Two videos of different splits."""
-
-    one: str
-    other: str
-    why: str
 
 
 def parse_group_by(text: str) -> GroupOf:
@@ -104,23 +96,18 @@ def warn_of_shared(other_name: str, other_folder: Path, name: str, folder: Path)
         )
 
 
-def find_shared(one: ShardDataset, other: ShardDataset) -> Iterator[Shared]:
-    """Yield the videos of `one` with the same bytes as one of `other`, or which look like one."""
-    places = {bytes(digest): index for index, digest in enumerate(other.column("sha256"))}
-    copies = set()
-    for index, digest in enumerate(one.column("sha256")):
-        if (place := places.get(bytes(digest))) is not None:
-            copies.add(index)
-            yield Shared(one.samples[index].source, other.samples[place].source, "the same bytes")
-    hashes, others = _hash_videos(one), _hash_videos(other)
-    reference = np.stack(list(others.values())) if others else np.empty((0, 24), np.uint8)
-    for index in (index for index in hashes if others and index not in copies):
-        difference = np.bitwise_count(hashes[index] ^ reference).sum(axis=1, dtype=int)
-        if difference.min() <= MAX_DIFFERENCE:
-            place = list(others)[int(difference.argmin())]
-            yield Shared(
-                one.samples[index].source, other.samples[place].source, f"{difference.min()} of 192 bits differ"
-            )
+def find_shared(one: ShardDataset, other: ShardDataset) -> Iterator[tuple[str, str, str]]:
+    """Yield the source of each video of `one` that one of `other` equals or looks like, the source of that, and why."""
+    copies = {bytes(digest): index for index, digest in enumerate(other.column("sha256"))}
+    found = {index: (copies.get(bytes(digest)), "the same bytes") for index, digest in enumerate(one.column("sha256"))}
+    others = _hash_videos(other)
+    for index, bits in _hash_videos(one).items() if others else ():
+        difference = np.bitwise_count(bits ^ np.stack(list(others.values()))).sum(axis=1, dtype=int)
+        if found[index][0] is None and difference.min() <= MAX_DIFFERENCE:
+            found[index] = list(others)[difference.argmin()], f"{difference.min()} of 192 bits differ"
+    for index, (place, why) in found.items():
+        if place is not None:
+            yield one.samples[index].source, other.samples[place].source, why
 
 
 def _hash_videos(dataset: ShardDataset) -> dict[int, UInt8[np.ndarray, " 24"]]:

@@ -55,7 +55,6 @@ class Job:
     """What one video is to become: `entries` by where their results go, without extension; the samples' key is the name
     of that."""
 
-    source: str
     location: Location | None  # None: it was there when the run began, and is gone now
     entries: dict[Path, Entry]
     settings: Settings
@@ -162,7 +161,7 @@ def _make_samples(job: Job, entries: dict[Path, Entry]) -> Iterator[tuple[Path, 
                 key=stem.name,
                 **facts,
                 labels=None if entry.labels is None else tuple(entry.labels),
-                source=job.source,
+                source=entry.source,
                 sha256=source_hash if result.path == path else hash_file(kept),
                 size=kept.stat().st_size,
                 source_sha256=source_hash,

@@ -167,6 +167,4 @@ def run_jobs(
         engine.stop()
 
 
-run_in_processes: RunJobs = partial(run_jobs, Processes)
-run_on_ray: RunJobs = partial(run_jobs, RayCluster)
-ENGINES = {"processes": run_in_processes, "ray": run_on_ray}
+ENGINES: dict[str, RunJobs] = {"processes": partial(run_jobs, Processes), "ray": partial(run_jobs, RayCluster)}

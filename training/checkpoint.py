@@ -9,10 +9,9 @@ hashes: a kill leaves half a checkpoint, nothing else could read the weights, an
 there is nothing to shard.
 """
 
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Annotated, Any
@@ -41,13 +40,14 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far a run is, and what its steps are made of."""
+    """How far a run is, and what its steps are made of: what train_state.json says."""
 
     step: Positive  # optimizer steps taken; 0 only where none has been saved
     global_batch: Positive  # clips per step
     dataset: str  # ShardDataset.digest
     fingerprint: str = ""  # numerics.determinism_fingerprint
     target: str = ""  # Task.target_digest
+    sha256: dict[FileName, Sha256] = field(default_factory=dict)  # of the checkpoint's other files
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,12 @@ def copy_to_host(value: Tensor) -> Tensor:
     return copied.copy_(value.detach(), non_blocking=True)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What train_state.json says."""
-
-    state: TrainState
-    sha256: dict[FileName, Sha256]  # of the checkpoint's other files
-
-    @classmethod
-    def parse(cls, data: bytes) -> "Manifest":
-        """Raise ValueError where `data` is not what train_state.json holds."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
+def read_state(checkpoint: Path) -> TrainState:
+    """Raise ValueError where train_state.json is damaged, OSError where it cannot be read."""
+    try:
+        return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainState)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
 
 
 def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
@@ -100,8 +92,8 @@ def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path
         for name, tensors in snapshot.modules.items():
             save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
         save_pickle(partial / "optimizer.pt", snapshot.optimizer)
-        manifest = Manifest(state, _hash_files(list(partial.iterdir())))
-        (partial / STATE_FILE).write_text(json.dumps(asdict(manifest)) + "\n", encoding="utf-8")
+        state = replace(state, sha256=_hash_files(list(partial.iterdir())))
+        (partial / STATE_FILE).write_bytes(msgspec.json.encode(state) + b"\n")
     return final
 
 
@@ -117,21 +109,19 @@ def parse_step(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[str]) -> None:
+def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
     """Raise InputError where a run whose steps are as `expected` cannot resume from a checkpoint, or a file changed."""
     try:
-        manifest = Manifest.parse((checkpoint / STATE_FILE).read_bytes())
-        found = manifest.state
+        found = read_state(checkpoint)
         if found.step != parse_step(checkpoint.name):
             raise ValueError(f"{STATE_FILE} is of step {found.step}")
-        for name in [*(f"{name}.safetensors" for name in module_names), "optimizer.pt"]:
-            if name not in manifest.sha256:
-                raise ValueError(f"{STATE_FILE} does not list {name}")
-        verify_files(checkpoint, manifest)
+        for name, digest in _hash_files([checkpoint / name for name in found.sha256]).items():
+            if digest != found.sha256[name]:
+                raise ValueError(f"{name} has changed since it was written")
     except UNUSABLE as error:
         older = [other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
         instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
-        sentence = f"checkpoint {checkpoint} cannot be loaded ({describe_fault(error)}): remove it to {instead}"
+        sentence = f"checkpoint {checkpoint} cannot be loaded ({_describe_fault(error)}): remove it to {instead}"
         raise InputError(sentence) from error
     complaints = {
         "global_batch": f"was trained with {found.global_batch} clips per step, and this command gives"
@@ -147,13 +137,6 @@ def check_checkpoint(checkpoint: Path, expected: TrainState, module_names: list[
             raise InputError(f"{run} {complaint}, or start a new run with its weights alone: init_from={run}")
 
 
-def verify_files(checkpoint: Path, manifest: Manifest) -> None:
-    """Raise ValueError or OSError where a file of the checkpoint is not what it was."""
-    for name, digest in _hash_files([checkpoint / name for name in manifest.sha256]).items():
-        if digest != manifest.sha256[name]:
-            raise ValueError(f"{name} has changed since it was written")
-
-
 def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> TrainState:
     """Load modules and optimizer, and return where the run was; raise InputError where they do not fit."""
     try:
@@ -163,15 +146,15 @@ def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: 
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)  # the configuration's, which may have changed in the copy of a run
-        return Manifest.parse((checkpoint / STATE_FILE).read_bytes()).state
+        return read_state(checkpoint)
     except UNUSABLE as error:  # its files are as they were written
         raise InputError(
-            f"checkpoint {checkpoint} does not fit ({describe_fault(error)}): set model and task as in"
+            f"checkpoint {checkpoint} does not fit ({_describe_fault(error)}): set model and task as in"
             f" {checkpoint.parents[1] / 'config.yaml'}"
         ) from error
 
 
-def describe_fault(error: Exception) -> str:
+def _describe_fault(error: Exception) -> str:
     """Return in a few words what is wrong with a checkpoint."""
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename).name} is missing"

@@ -20,7 +20,6 @@ from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import UNLABELED
 from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_ranks
 
@@ -161,15 +160,10 @@ def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray,
 
 def check_labels(dataset: ShardDataset) -> None:
     """Raise InputError if a video has no label; one of several may have none of the classes."""
-    if not dataset.info.classes:
+    if not dataset.info.classes or dataset.info.num_unlabeled:
         raise InputError(
-            f"{dataset.folder} has no labels: create the shards from class folders or with annotations"
-            " (shard_tools/make_shards.py)"
-        )
-    if dataset.info.num_unlabeled:
-        index = int(np.argmax(dataset.column("label") == UNLABELED))
-        raise InputError(
-            f"{dataset.where(index)} has no label; dataset.json says all have one: create the shards again"
+            f"{dataset.folder} has {'videos without a label' if dataset.info.classes else 'no labels'}: create the"
+            " shards from class folders or with annotations (shard_tools/make_shards.py)"
         )
 
 
@@ -205,35 +199,29 @@ class HeldOut:
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
         self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
-    def evaluate(self, model: EncoderModel, dist: Distributed) -> dict[str, float]:
+    def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
-        that of pixels and of the most common class."""
+        that of pixels and of the most common class; without a model, what needs none."""
         clips = self._encode(model, self.dataset, dist)
-        metrics = {"rankme": rankme(clips.features), "num_videos": len(clips.samples)}
+        metrics: dict[str, float] = {"num_videos": len(clips.samples)}
+        if model is not None:
+            metrics["rankme"] = rankme(clips.features)
         if isinstance(model, AdaMAE):
             metrics["reconstruction_loss"] = clips.losses.mean().item()
-        return metrics | self._compare(clips, model, dist)
-
-    def evaluate_pixels(self, dist: Distributed) -> dict[str, float]:
-        """Return the accuracies that a model must exceed, those of pixels and of the most common class."""
-        return self._compare(self._encode(None, self.dataset, dist), None, dist)
-
-    def _compare(self, clips: "Encoded", model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
-        """Classify the held-out videos by their neighbors, where there are labels."""
         if not has_same_classes(self.dataset, self.dataset):
-            return {}
+            return metrics
         others = clips if self.reference is self.dataset else self._encode(model, self.reference, dist)
         labels, other_labels = read_labels(self.dataset, clips.samples), read_labels(self.reference, others.samples)
         group = self.config.evaluation.group
         allowed = find_allowed_neighbors(self.dataset, clips.samples, self.reference, others.samples, group)
-        metrics = {"majority_top1": majority_top1(labels), "num_videos": len(labels)}
+        metrics["majority_top1"] = majority_top1(labels)
         if allowed.any():
-            if model is not None:
-                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
             distances = torch.cdist(clips.thumbnails, others.thumbnails).masked_fill(~allowed, torch.inf)
             is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
             metrics["pixel_top1"] = is_right.double().mean().item()  # what a model must exceed: it tells scenes apart
+            if model is not None:
+                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
         return metrics
 
     def _encode(self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed) -> "Encoded":

@@ -26,11 +26,7 @@ def explain_failures(config: TrainConfig) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if LOGITS_NOT_FINITE in str(error):
-                raise DivergedError("the run has diverged: the sampler's logits are not finite") from error
-            if DEVICE_ASSERTION in str(error):
-                raise DivergedError(
-                    "an assertion has failed on the GPU; the lines above name it, and if it is about logits, the run"
-                    " has diverged"
-                ) from error
+            if LOGITS_NOT_FINITE in str(error) or DEVICE_ASSERTION in str(error):
+                where = "" if LOGITS_NOT_FINITE in str(error) else ", if the lines above do not name another assertion"
+                raise DivergedError(f"the run has diverged: the sampler's logits are not finite{where}") from error
             raise

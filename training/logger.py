@@ -61,11 +61,7 @@ class Logger:
         self._slow_ranks: set[int] = set()  # that have been named
 
     def __enter__(self) -> "Logger":
-        # Half a million objects of imported modules stay. To scan them takes 0.3 s, in the middle of a step and so
-        # rarely that the garbage of 10 minutes waits for it; without them, a full collection takes 0.3 ms.
-        gc.collect()
-        gc.freeze()
-        gc.collect()  # from here Python counts how many objects there are, and so how often it collects
+        gc.freeze()  # half a million objects of imported modules, whose scan would take 0.3 s in the middle of a step
         total, is_main = self.schedule.total_steps, self.dist.is_main
         with ExitStack() as stack:
             stack.callback(gc.unfreeze)

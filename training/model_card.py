@@ -11,7 +11,7 @@ from model.state_dict import StateDict
 from model.weights.hub import TIMM_FILE
 from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
 from training.config import changed_keys
-from training.report import current_metrics, read_metrics
+from training.report import read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 # Options that say where something lies on the machine of the run.
@@ -24,6 +24,7 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
     height, width = config.frame_size
     run = run_of(find_file(source))
     changed = changed_keys(run_config(run)) if run else {}
+    newest = {name: value for row in (read_metrics(run) if run else ()) for name, value in row.items()}
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -39,6 +40,6 @@ def write_card(file: Path, weights: Weights, exported: StateDict, source: Path, 
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
         recipe={key: printable(value) for key, value in changed.items() if key not in LOCAL},
-        results=current_metrics(read_metrics(run)) if run else {},
+        results={name: value for name, value in newest.items() if "loss" in name or name.startswith("evaluation/")},
     )  # fmt: skip
     write_text(file.parent / "README.md", card)

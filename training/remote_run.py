@@ -7,18 +7,16 @@ run: one before it, which may have been left for dead, ends at its next checkpoi
 import hashlib
 import shutil
 import socket
-import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from common.logging import log
 from model.weights.hub import find_model
 from pipeline.reading.cache import user_cache_dir
 from pipeline.reading.storage import ObjectStore, is_remote
-from training.checkpoint import STATE_FILE, Manifest, describe_fault, list_checkpoints, parse_step, verify_files
+from training.checkpoint import STATE_FILE, list_checkpoints, parse_step
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
@@ -84,8 +82,10 @@ class RemoteRun:
         if here and not (config.exists() and self._storage.read("config.yaml") == config.read_bytes()):
             raise InputError(f"{self.local} keeps another run than {self.url} holds: remove it, or move it")
         newest = parse_step(here[-1].name) if here else 0
-        newer = sorted({step for step in map(_step_of, names) if step > newest}, reverse=True)
-        is_behind = any(self._fetch_checkpoint(f"checkpoints/step-{step:08d}") for step in newer) or not here
+        newer = [step for step in _complete_steps(names) if step > newest]
+        if newer:
+            self._fetch_checkpoint(f"checkpoints/step-{newer[-1]:08d}", names)
+        is_behind = bool(newer) or not here
         for name in names:
             is_wanted = is_behind or not (self.local / name).exists()
             if is_wanted and (name in LOGS or name.startswith(f"{BEST}/")):
@@ -119,27 +119,15 @@ class RemoteRun:
                 if kept and 0 < _step_of(name) < kept[0]:
                     self._storage.remove(name)
 
-    def _fetch_checkpoint(self, name: str) -> bool:
-        """Return whether it is complete."""
-        data, stored = self._storage.read(f"{name}/{STATE_FILE}"), self._storage.sizes(name)
+    def _fetch_checkpoint(self, checkpoint: str, names: Iterable[str]) -> None:
         try:
-            if data is None:
-                raise ValueError(f"{STATE_FILE} is missing")
-            manifest = Manifest.parse(data)
-            with atomic_write(self.local / name) as partial:
-                partial.mkdir(parents=True)
-                for file in manifest.sha256:
-                    if f"{name}/{file}" in stored:
-                        self._storage.download(f"{name}/{file}", partial / file)
-                verify_files(partial, manifest)
-                (partial / STATE_FILE).write_bytes(data)
-        except (ValueError, FileNotFoundError) as error:
-            log(f"skipping {self.url}/{name}, which is not complete ({describe_fault(error)})", file=sys.stderr)
-            return False
+            with atomic_write(self.local / checkpoint) as partial:
+                for name in names:
+                    if name.startswith(f"{checkpoint}/"):
+                        self._storage.download(name, partial / PurePosixPath(name).name)
         except OSError:
-            if not (self.local / name).is_dir():  # else another process of this node was faster
+            if not (self.local / checkpoint).is_dir():  # else another process of this node was faster
                 raise
-        return True
 
 
 def _step_of(name: str) -> int:

@@ -1,6 +1,4 @@
-"""Write RUN/report.html, one self-contained file of what lies in the run directory, at every checkpoint: configuration,
-progress and results of a run.
-"""
+"""Write RUN/report.html, one self-contained file of a run's progress, curves, images and configuration."""
 
 import base64
 import io
@@ -16,7 +14,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from common.atomic_io import write_text
-from common.logging import format_duration, format_number, printable
+from common.logging import format_duration, printable
 from pipeline.jsonl import JsonlFile
 from training.config import TrainConfig, changed_keys
 from training.logger import read_rows
@@ -24,17 +22,16 @@ from training.summary import describe_scores, find_result
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CORRUPT_VIDEOS = 50  # listed
-RECENT = 20  # rows of metrics.jsonl whose median is "current"
-CHARTS = (
-    ("loss", "reconstruction_loss", "evaluation/reconstruction_loss", "evaluation/nll"),
-    tuple(f"evaluation/{name}" for name in "knn_top1 majority_top1 pixel_top1 top1 top5 mAP".split()),
-    *([name] for name in ("accuracy", "evaluation/rankme", "clips_per_second", "data_wait (%)", "lr", "grad_norm")),
-    ("sampler_entropy",),
-)
-CURRENT = (
-    *("reconstruction_loss", "loss", "clips_per_second", "step_time_ms", "data_wait (%)", "peak_memory_gib"),
-    "skipped_updates",
-)
+RECENT = 20  # rows whose median tells how long a step takes
+CHARTS = [
+    chart.split()
+    for chart in (
+        "loss reconstruction_loss evaluation/reconstruction_loss evaluation/nll",
+        "evaluation/knn_top1 evaluation/majority_top1 evaluation/pixel_top1 evaluation/top1 evaluation/top5",
+        *("evaluation/mAP", "evaluation/rankme", "accuracy", "sampler_entropy", "lr", "grad_norm", "skipped_updates"),
+        *("clips_per_second", "data_wait_fraction", "peak_memory_gib"),
+    )
+]
 
 
 def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
@@ -48,7 +45,6 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         title=printable(run.resolve().name),
         updated=time.strftime("%Y-%m-%d %H:%M"),
         progress=describe_progress(rows, total_steps),
-        current=current_metrics(rows),
         images={printable(name): base64.b64encode(png).decode() for name, png in images.items()},
         configuration=changed_keys(asdict(config)),
         checkpoints=[printable(folder.name) for folder in sorted(run.glob("checkpoints/*")) if folder.is_dir()],
@@ -57,7 +53,6 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
             [printable(line.get(name, "")) for name in ("key", "reason", "where")]
             for line in corrupt[:MAX_CORRUPT_VIDEOS]
         ],
-        recent=RECENT,
     )  # fmt: skip
     write_text(run / "report.html", html)
 
@@ -74,14 +69,6 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int) -> str:
     return f"step {step:,} of {total_steps:,} ({step / total_steps:.0%}), {remaining}{result}"
 
 
-def current_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return values by name: medians of the newest rows, and the last evaluation."""
-    recent = {name: [row[name] for row in rows if name in row][-RECENT:] for name in CURRENT}
-    medians = {name: median(values) for name, values in recent.items() if values}
-    evaluation = {name: row[name] for row in rows for name in row if name.startswith("evaluation/")}
-    return {name: _format(value) for name, value in (medians | evaluation).items()}
-
-
 def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
     """Plot the metrics over the steps, each chart with what is compared in it; return a PNG."""
     logged = {name for row in rows for name in row}
@@ -91,7 +78,7 @@ def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
         axes = figure.add_subplot(ceil(len(charts) / 3), 3, number, xlabel="step")
         for name in names:
             steps, values = zip(*((row["step"], row[name]) for row in rows if name in row), strict=True)
-            axes.plot(steps, values, marker="." if len(steps) < 50 else None, label=f"{name}: {_format(values[-1])}")
+            axes.plot(steps, values, marker="." if len(steps) < 50 else None, label=f"{name}: {values[-1]:.3g}")
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     figure.savefig(png := io.BytesIO(), format="png", dpi=110)
@@ -99,16 +86,8 @@ def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Read the finite numbers of a run's metrics.jsonl; what the progress bar shows in percent is in percent here."""
-    rows = [
+    """Read the finite numbers of a run's metrics.jsonl."""
+    return [
         {name: value for name, value in row.items() if isinstance(value, int | float) and isfinite(value)}
         for row in read_rows(run / "metrics.jsonl")
     ]
-    for row in rows:
-        if "data_wait_fraction" in row:
-            row["data_wait (%)"] = 100 * row.pop("data_wait_fraction")
-    return rows
-
-
-def _format(value: float) -> str:
-    return format_number(value) if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"

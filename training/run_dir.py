@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -127,11 +126,11 @@ class RunDir:
         state = start
         if self.checkpoint is not None:
             if self.dist.is_node_main:
-                check_checkpoint(self.checkpoint, start, list(modules))
+                check_checkpoint(self.checkpoint, start)
             self.dist.barrier()
             state = load_checkpoint(self.checkpoint, modules, optimizer)
         if self.dist.is_main:
-            if self.is_new or not (self.path / "config.yaml").exists():
+            if self.is_new:
                 write_text(self.path / "config.yaml", to_yaml(self.config))
             if self.remote is not None:
                 self.remote.take_over()
@@ -178,8 +177,7 @@ class RunDir:
             self.checkpoint = self._find_source()
             return
         self.is_new, self.checkpoint = False, own[-1]
-        known = run_config(self.path) if (self.path / "config.yaml").exists() else asdict(self.config)
-        if changed := differences(self.config, known):
+        if changed := differences(self.config, run_config(self.path)):
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
                 f" run= with init_from={self.config.run}, and init_keep=optimizer to continue at its step"

@@ -30,8 +30,8 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
                 " same bytes or source): evaluation results will be optimistically biased"
             )
         if config.task != "pretrain" and has_same_classes(dataset, held_out):
-            labels = [each.column("label").astype(np.int64) for each in (held_out, dataset)]
-            if missing := [held_out.info.classes[label] for label in np.setdiff1d(*labels)]:
+            unseen = np.setdiff1d(held_out.column("label").astype(np.int64), dataset.column("label").astype(np.int64))
+            if missing := [held_out.info.classes[label] for label in unseen]:
                 found.append(
                     f"WARNING: {len(missing)} classes of evaluation.shards ({', '.join(map(repr, missing[:3]))}) have"
                     " no video to learn from: none of their videos is recognized; add videos of them"

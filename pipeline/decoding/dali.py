@@ -3,7 +3,6 @@
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from common.errors import InputError
 from common.logging import log_note
-from common.threads import run_in_thread
 from pipeline.config import DataConfig
 from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, DaliPolicy, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.reading.reader import Reader
+from pipeline.reading.storage import call_with_timeout
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
 from pipeline.video_error import VideoError
@@ -176,12 +175,10 @@ class Dali:
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
             return [graph.take() for graph, _ in parts]
 
-        waiting = run_in_thread(take, "dali")
-        if not wait([waiting], self._timeout).done:
-            raise TimeoutError(f"no answer for {self._timeout:g} s")
+        all_taken = call_with_timeout(take, self._timeout, "data.decode_timeout_s")
         return {
             index: clip
-            for (_, videos), taken in zip(parts, waiting.result(), strict=True)
+            for (_, videos), taken in zip(parts, all_taken, strict=True)
             for video, frames in zip(videos, taken, strict=True)
             for index, clip in split_cuts(video, frames)
         }

@@ -147,11 +147,8 @@ class DecodeWorker:
     def make_chunk(self, chunk: Chunk) -> ChunkResult | Exception:
         """Write the clips of a chunk to its slots; return the error where a shard cannot be read, or no video can take
         a bad one's place. Any other error ends this process, as a crash of FFmpeg does."""
-        writer, crops = (
-            ChunkWriter(self._setup, self._memory.map_block(chunk.block), chunk),
-            self._plan.crops_per_decode,
-        )
-        positions = self._plan.positions(chunk.batch)
+        writer = ChunkWriter(self._setup, self._memory.map_block(chunk.block), chunk)
+        positions, crops = self._plan.positions(chunk.batch), self._plan.crops_per_decode
         try:
             for first in range(chunk.first, chunk.first + chunk.num_clips, crops):
                 planned = [self._plan.row(position) for position in positions[first : first + crops]]

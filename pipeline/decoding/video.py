@@ -5,10 +5,10 @@ number of frames; where anything does not fit (no timestamps, hidden frames, wro
 the start.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -47,11 +47,10 @@ class Index(NamedTuple):
     pts: list[int]
     keyframes: list[tuple[int, int]]  # timestamp, index of the packet
 
-    def find_keyframe(self, number: int) -> tuple[int, int | None]:
-        """Return the last keyframe presented no later than frame `number`, and its packet; None if there is none."""
+    def find_keyframe(self, number: int) -> int | None:
+        """Return the packet of the last keyframe presented no later than frame `number`, None if there is none."""
         earlier = bisect_right(self.keyframes, self.pts[number], key=itemgetter(0))
-        time, packet = self.keyframes[earlier - 1] if earlier else (self.pts[0], None)
-        return bisect_left(self.pts, time), packet
+        return self.keyframes[earlier - 1][1] if earlier else None
 
 
 class Video(AbstractContextManager["Video"]):
@@ -105,20 +104,12 @@ class Video(AbstractContextManager["Video"]):
         index = self._read_index()
         if index is None or numbers[-1] >= len(index.pts):
             return
-        run: list[int] = []
-        for number in numbers:
-            # A jump costs nothing measurable, a frame .3 ms.
-            if run and index.find_keyframe(number)[0] > run[-1] + 1:
-                yield from self._decode_run(index, run)
-                run = []
-            run.append(number)
-        yield from self._decode_run(index, run)
+        for first, group in groupby(numbers, index.find_keyframe):  # a jump costs nothing measurable, a frame .3 ms
+            if first is not None:
+                yield from self._decode_group(index, first, group)
 
-    def _decode_run(self, index: Index, run: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        _, first = index.find_keyframe(run[0])
-        if first is None:
-            return
-        numbers = {index.pts[number]: number for number in run}
+    def _decode_group(self, index: Index, first: int, group: Iterable[int]) -> Iterator[tuple[int, VideoFrame]]:
+        numbers = {index.pts[number]: number for number in group}
         to_send = len(numbers)
         decoder = self._stream.codec_context
         decoder.flush_buffers()

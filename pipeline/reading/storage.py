@@ -88,19 +88,6 @@ class ObjectStore:
         """Write a small file."""
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless there is one, by a conditional write; return whether it now holds `data`."""
-
-        def create() -> None:
-            try:
-                self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
-            except OSError:  # not all clients call it FileExistsError, and an answer that was lost has a second request
-                if self.read(name) is None:
-                    raise
-
-        self._retry("written to", create, name)
-        return self.read(name) == data
-
     def upload(self, file: Path, name: str) -> None:
         """Write a file that others may be reading: they see the earlier one or this, never half of it."""
         target = f"{self._root}/{name}"
@@ -134,14 +121,14 @@ class ObjectStore:
         raise AssertionError
 
 
-def call_with_timeout(call: Callable[[], T], timeout: float) -> T:
-    """Call in a thread; raise TimeoutError after `timeout` seconds.
+def call_with_timeout(call: Callable[[], T], timeout: float, option: str = "data.download_timeout_s") -> T:
+    """Call in a thread; raise TimeoutError after `timeout` seconds, which `option` has set.
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
     future = run_in_thread(call, "request")
     if not wait([future], timeout).done:
-        raise TimeoutError(f"no answer in {timeout:g} s (data.download_timeout_s)")
+        raise TimeoutError(f"no answer in {timeout:g} s ({option})")
     return future.result()
 
 

@@ -5,11 +5,10 @@ had to guess.
 """
 
 import mimetypes
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain, dropwhile
 from pathlib import Path
@@ -25,11 +24,6 @@ from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
 from shard_tools.encoding.picture import UnusableError
-
-# In H.264 and HEVC a third zero byte in a row would be a start code, so encoders never write one. Where a download left
-# a hole, FFmpeg often invents a picture and says nothing. (Zeros that end in a 1 may be padding before a start code.)
-NEVER_ZEROS = {"h264", "hevc"}
-HOLE = re.compile(32 * rb"\0" + rb"\0*[^\0\1]")  # written out it is searched 30 times as fast as \0{32,}
 
 MAX_GAP_S = 600.0  # a screen may stand still as long; longer, and MAX_JUMP usual gaps, the clock has jumped
 MAX_JUMP = 100
@@ -125,9 +119,7 @@ START = SeekPoint(0, 0, 0, 0)
 
 def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint = START) -> Iterator[VideoFrame]:
     """Yield the frames in display order, from `start` on; raise UnusableError at the first that is not intact."""
-    count, decoder = start.number, stream.codec_context
-    never_zeros = decoder.codec.canonical_name in NEVER_ZEROS
-    length_size = _read_length_size(decoder.codec.canonical_name, decoder.extradata or b"")
+    count = start.number
     try:
         packets = container.demux(stream)
         if start != START:
@@ -136,8 +128,6 @@ def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint
         for packet in packets:
             if packet.is_corrupt:
                 raise UnusableError(f"the file is cut off or damaged after frame {count}")
-            if never_zeros and packet.size and _has_hole(packet, length_size):
-                raise UnusableError(f"the file has a hole, filled with zeros, after frame {count}")
             for frame in packet.decode():
                 if start != START and count == start.number and frame.pts != start.pts:
                     if frame.pts is not None and frame.pts < start.pts:  # it needs what was before the key frame
@@ -151,24 +141,6 @@ def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint
         raise UnusableError(f"frame {count} cannot be decoded ({error.strerror})") from error
     if count == start.number:
         raise UnusableError("it holds no frame that can be decoded")
-
-
-def _read_length_size(codec: str, extradata: bytes) -> int:
-    """Return the bytes of a NAL unit's length in front of it; 0 where start codes separate them (ISO/IEC 14496-15)."""
-    at = {"h264": 4, "hevc": 21}.get(codec, len(extradata))
-    return (extradata[at] & 3) + 1 if extradata[:1] == b"\1" and at < len(extradata) else 0
-
-
-def _has_hole(packet: av.Packet, length_size: int) -> bool:
-    if not HOLE.search(packet):
-        return False
-    data, at = bytes(packet), 0
-    while length_size and at < len(data):
-        start = at + length_size
-        at = start + int.from_bytes(data[at:start])
-        if HOLE.search(data[start:at].rstrip(b"\0")):  # zeros at its end are padding
-            return True
-    return at != len(data)
 
 
 def check_frames(
@@ -241,41 +213,24 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs backwards is
     ignored; where it jumps, it is taken to continue.
     """
-    stored: list[int | None] = []  # times of presentation, as they are stored
-    times: list[int] = []
-    keys: list[tuple[int, int]] = []  # times of display and of decoding of key frames
-    num_packets = 0
-    is_usable = True
-    last_decode_time = None
-    for packet in container.demux(stream):
-        if not packet.size:
-            continue
-        num_packets += 1
-        if packet.dts is None:
-            is_usable = is_usable and packet.pts is not None and last_decode_time is None
-        else:
-            is_usable = is_usable and (last_decode_time is None or packet.dts >= last_decode_time)
-        last_decode_time = packet.dts
-        if not packet.is_discard:
-            stored.append(packet.pts)
-            times.append((packet.dts if packet.pts is None else packet.pts) or 0)
-            if packet.is_keyframe and packet.pts is not None:
-                keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
-    times.sort()
-    known = times if times_tell_frames(stream, stored) else None
+    packets = [(it.pts, it.dts, it.is_keyframe, it.is_discard) for it in container.demux(stream) if it.size]
+    shown = [(pts, dts, is_key) for pts, dts, is_key, is_discard in packets if not is_discard]
+    times = sorted((dts if pts is None else pts) or 0 for pts, dts, _ in shown)
+    known = times if times_tell_frames(stream, [pts for pts, *_ in shown]) else None
     if container.format.flags & NO_TIMESTAMPS:  # those that FFmpeg makes up for a bare stream mean nothing
-        return Timing(_first_plausible(stream.guessed_rate), num_packets, known)
-    declared = _first_plausible(stream.average_rate, stream.guessed_rate)
+        return Timing(_first_plausible(stream.guessed_rate), len(packets), known)
+    decoded = [dts for _, dts, *_ in packets if dts is not None]
+    is_usable = decoded == sorted(decoded) and all(pts is not None or dts is not None for pts, dts, *_ in packets)
+    rate, ticks = _first_plausible(stream.average_rate, stream.guessed_rate), None
     if is_usable and len(times) > 1 and stream.time_base is not None:
-        rate, ticks = _fit_clock(times, stream.time_base, declared)
-    else:
-        rate, ticks = declared, None
-    timing = Timing(rate, num_packets, known, ticks)
-    if not (is_usable and known and keys and keys[0][0] == known[0]):
-        return timing
-    numbers = (bisect_left(known, pts) for pts, _ in keys)
-    points = [SeekPoint(number, timing.tick(None, number), *key) for number, key in zip(numbers, keys, strict=True)]
-    return replace(timing, seek_points=[START, *sorted(points)[1:]])
+        rate, ticks = _fit_clock(times, stream.time_base, rate)
+    timing = Timing(rate, len(packets), known, ticks)
+    keys = sorted((pts, pts if dts is None else dts) for pts, dts, is_key in shown if is_key and pts is not None)
+    if is_usable and known and keys and keys[0][0] == known[0]:
+        for pts, dts in keys[1:]:
+            number = bisect_left(known, pts)
+            timing.seek_points.append(SeekPoint(number, timing.tick(None, number), pts, dts))
+    return timing
 
 
 def _fit_clock(times: list[int], unit: Fraction, declared: Fraction) -> tuple[Fraction, list[int] | None]:

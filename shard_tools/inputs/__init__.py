@@ -68,7 +68,6 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
 
 
 def _read_list(path: Path, found: Inputs, options: ListOptions, name: str = "", prefix: str = "") -> None:
-    lerobot.require_whole(path)
     reader = ListReader(path, name or str(path), options, Path() if name else path.parent)
     found.add(item._replace(source=prefix + item.source) if prefix else item for item in reader.read())
     found.notes.append(reader.describe())

@@ -18,7 +18,7 @@ NUMBERS = re.compile(r"\d+(\s*[;|, ]\s*\d+)*")
 RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")  # between two times
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
 TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")  # Charades: class, start, end
-NAMED_SEPARATORS, SEPARATORS = "|;,", "|;,+&/"  # of labels
+SEPARATORS = "|;,"  # of labels
 MAX_WORDS = 4  # of a label among several
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
 
@@ -135,19 +135,17 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
     Names of classes hold commas, too: these have a space behind, and the parts are no labels of other rows.
     """
     separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
-    if all(map(WHOLE.fullmatch, texts)):
-        return None
     if all(map(NUMBERS.fullmatch, texts)):
-        return separator or " "
-    if is_named and separator is None:
-        return ";" if any(map(TIMED.match, texts)) else None
-    if is_named and separator and separator in NAMED_SEPARATORS:
+        return None if all(map(WHOLE.fullmatch, texts)) else separator or " "
+    if is_named and any(map(TIMED.match, texts)):
+        return ";"
+    if is_named or separator is None:
         return separator
-    parts = [part.strip() for text in texts for part in text.split(separator or "|")]
-    if separator is None or max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
+    parts = {part.strip() for text in texts for part in text.split(separator)}
+    if max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
         return None
-    is_clear = separator in "|;" or (separator == "," and not any(", " in text for text in texts))
-    return separator if is_clear or {*parts} <= {*texts} else None
+    is_clear = separator != "," or not any(", " in text for text in texts)
+    return separator if is_clear or parts <= {*texts} else None
 
 
 def are_starts_and_ends(text: str) -> bool:

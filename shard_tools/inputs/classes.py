@@ -3,8 +3,7 @@
 import csv
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,11 @@ class LabelMap:
     first: int | None = None  # number of the first class, if the map numbers them
     codes: dict[str, str] = field(default_factory=dict)  # names by what else identifies them
 
-    def match(self, labels: set[str], places: Iterable[tuple[str, str]]) -> tuple[dict[str, str], int | None]:
+    def match(self, labels: set[str]) -> tuple[dict[str, str], int | None]:
         """Return class names by label, and what the numbers among the labels count from.
 
-        Numbers count from 0 or 1 whatever the map says: `places`, pairs of a label and its video's path, show it where
-        folders are called like classes, else the numbers that occur. Raise InputError if neither does.
+        Numbers count from 0 or 1, whatever the map says, if only that gives all of them a name. Raise InputError if
+        both may be, and the map has no numbers.
         """
         by_case = {name.casefold(): name for name in self.names}
         known = {label: by_case[label.casefold()] for label in labels if label.casefold() in by_case}
@@ -43,24 +42,13 @@ class LabelMap:
         if not numbers:
             return known, None
         possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
-        folders = ((label, set(map(fold, place.split("/")[:-1]))) for label, place in places if is_id(label))
-        votes = Counter(
-            first for label, names in folders for first in possible if fold(self.names[int(label) - first]) in names
-        )
-        first = self.first or 0
-        if votes or len(possible) == 1:
-            first = max(possible, key=votes.__getitem__)
-        elif possible and self.first is None:
+        if len(possible) > 1 and self.first is None:
             raise InputError(
                 f"labels are numbers from {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)}"
                 " names and no numbers, which may count from 0 or from 1: write the numbers into the map (0 Name)"
             )
+        first = possible[0] if len(possible) == 1 else self.first or 0
         return {str(number): name for number, name in enumerate(self.names, first)} | known, first
-
-
-def fold(name: str) -> str:
-    """Return a name without what folders and class lists write differently."""
-    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def read_label_map(path: Path) -> LabelMap:
@@ -74,14 +62,12 @@ def read_label_map(path: Path) -> LabelMap:
 
 def _parse_json(value: Any) -> LabelMap:
     """Read a list of names, {name: id}, {id: name}, or a list of objects with both."""
-    if isinstance(value, dict) and len(value) == 1 and isinstance(next(iter(value.values())), (list, dict)):
-        value = next(iter(value.values()))  # {"classes": …}
     if isinstance(value, list):
-        if value and all(isinstance(entry, dict) for entry in value):
+        if value and isinstance(value[0], dict):
             return _parse_table([list(value[0]), *([entry[key] for key in value[0]] for entry in value)])
-        return LabelMap([" ".join(map(str, entry)) if isinstance(entry, list) else str(entry) for entry in value])
+        return LabelMap([str(name) for name in value])
     pairs = [(str(key), str(content)) for key, content in value.items()]
-    if not all(key.isdigit() for key, _ in pairs) or all(content.isdigit() for _, content in pairs):
+    if all(content.isdigit() for _, content in pairs):
         pairs = [(content, key) for key, content in pairs]
     label_map = _parse_table([("id", "name"), *pairs])
     if label_map.first is None:
@@ -95,9 +81,10 @@ def _parse_lines(text: str) -> LabelMap:
         return _parse_table(list(csv.reader(lines)))
     for pattern in LINES:
         matches = [match for line in lines if (match := re.fullmatch(pattern, line))]
-        label_map = _parse_table([("id", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)])
-        if len(matches) == len(lines) and (label_map.codes or label_map.first is not None):
-            return label_map
+        if len(matches) == len(lines):
+            label_map = _parse_table([("id", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)])
+            if label_map.codes or label_map.first is not None:
+                return label_map
     return LabelMap(lines)
 
 

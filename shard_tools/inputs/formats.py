@@ -4,7 +4,6 @@ A list is of the first format whose columns it has: of FORMATS, if it has a head
 WITHOUT_HEADER. The format says which columns are not called as in the vocabulary; that then says which is what.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -51,9 +50,10 @@ class Format(NamedTuple):
     subsets: tuple[tuple[str, str], ...] = ()  # what the values of the column `subset` mean
     left_out: tuple[str, str] | None = None  # rows with this value in the column `sign`, and what they are
     removed: str = ""  # characters of labels that its label map lacks
-    seconds: float = math.inf  # length of all segments, if no column says it
+    seconds: float = 0  # length of all segments, if no column says it
     is_numbered: bool = False  # the first frame is 1, where no segment starts at 0
     error: str = ""  # why it cannot be read
+    fix: str = "write a list of the videos, or of segments in seconds, with their labels (path,start,end,label)"
 
     def list_columns(self) -> list[tuple[str, str]]:
         """Return the names of columns with their roles."""
@@ -63,6 +63,7 @@ class Format(NamedTuple):
         return all(any(re.fullmatch(name, key) for key in keys) for name, _ in self.list_columns())
 
 
+BOXES = "it names boxes of persons at moments, as AVA's lists do"
 FORMATS = [
     Format("boxes", "x1|xmin|bbox|box|bboxes|boxes", error="it has boxes"),
     Format("Kinetics", "label youtubeid timestart timeend split"),
@@ -96,6 +97,10 @@ WITHOUT_HEADER = [
     Format("numbers of rows, paths, labels", "row:index path label"),
     Format("paths and labels", "path label"),
     Format("labels and paths", "label path"),
+    Format("AVA", "path time fraction fraction fraction fraction time", error=BOXES),
+    Format("AVA", "path time fraction fraction fraction fraction time time", error=BOXES),
+    Format("starts and ends", "path time time label", error="columns 2 and 3 may be the start and the end of segments",
+           fix="give --start-column 2 --end-column 3, or --label-column"),
 ]  # fmt: skip
 AS_GIVEN = Format("columns as given", "")
 KINDS = {  # what whole numbers in a column without a header must be
@@ -115,7 +120,11 @@ def to_key(name: Any) -> str:
 def is_known(name: str) -> bool:
     """Whether a cell can be the name of a column."""
     key = to_key(name)
-    return key in (*PATHS, *LABELS, *SUBSETS) or re.fullmatch(f"{STARTS}|{ENDS}", key) is not None
+    return key in (*PATHS, *LABELS, *SUBSETS) or is_time(key)
+
+
+def is_time(key: str) -> bool:
+    return re.fullmatch(f"{STARTS}|{ENDS}", key) is not None
 
 
 def get_unit(key: str) -> tuple[float, bool]:

@@ -46,11 +46,9 @@ class ParquetCell(NamedTuple):
         """Decode the pages of its column up to this row; whole groups of videos may be larger than memory."""
         file = import_pyarrow(self.archive).ParquetFile(self.archive)
         batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
-        for number, batch in enumerate(batches):
-            if number == self.row:
-                column = batch.column(0)
-                column = column.field("bytes") if column.type.num_fields else column
-                return bytes(column[0].as_py() or b"")
+        for batch in islice(batches, self.row, self.row + 1):
+            (cell,) = batch.column(0).to_pylist()
+            return (cell["bytes"] if isinstance(cell, dict) else cell) or b""
         raise OSError(f"{self.archive} has changed: its row is gone")
 
 

@@ -18,13 +18,6 @@ def find_sets(folder: Path) -> list[Path]:
     return [info.parent.parent for info in found if b"codebase_version" in info.read_bytes()]
 
 
-def require_whole(path: Path) -> None:
-    """Raise InputError if a list is a table of a data set, whose videos it does not name."""
-    for folder in path.absolute().parents[:5]:
-        if find_sets(folder) == [folder]:
-            raise InputError(f"{path} is a table of a data set of LeRobot: give the folder {folder} as INPUT")
-
-
 def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
     """Yield the episodes of a data set of version 2 (a file each) or 3 (several a file), named relative to `where`.
 

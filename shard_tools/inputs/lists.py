@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import av
-
 from common.errors import InputError
 from common.logging import printable
 from pipeline.reading.storage import is_remote
-from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import open_source
 from shard_tools.inputs import cells
-from shard_tools.inputs.cells import Row, get_cell, read_segment, to_text
+from shard_tools.inputs.cells import Row, get_cell
 from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import ColumnDetector
 from shard_tools.inputs.files import Finder
@@ -26,10 +22,7 @@ from shard_tools.inputs.table_reader import Table, read_table
 
 FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
 CAPTION_WORDS = 3
-YOUTUBE = re.compile(r"youtu(?:be\.com/watch\?v=|\.be/)([\w-]{11})")
 MAX_KINDS = 100_000  # different labels, above which at least half of the rows must repeat one
-NUM_PROBED = 24  # files whose length is looked at
-SLACK_S = 1.0  # by which a trimmed file may be longer than its segment: it is cut at key frames
 
 
 class ListReader:
@@ -41,20 +34,18 @@ class ListReader:
             raise InputError(f"--root {options.root} is no folder: give the one that the list's paths are relative to")
         roots = [Path(options.root)] if options.root else [folder, *dict.fromkeys([folder.parent, Path()])]
         self.finder, self.table = self._find_root(path, roots)
-        self.sample = self.table.sample()
-        if not self.sample:
+        sample = self.table.sample()
+        if not sample:
             raise InputError(f"{where} has no rows but its header")
-        detector = ColumnDetector(self.table, self.sample, options, self.finder)
-        self.columns, self.names = detector.detect(), detector.names
+        self.columns = ColumnDetector(self.table, sample, options, self.finder).detect()
         self.subset = options.subset
-        if options.is_split and self.subset not in {self._read_subset(row) for row in self.sample}:
+        if options.is_split and self.subset not in {self._read_subset(row) for row in sample}:
             self.subset = None  # it is only what the split is called
         self.labels: Counter[tuple[str, ...] | None] = Counter()
         self.subsets: Counter[str] = Counter()
-        self.num_rows = self.num_left_out = self.num_trimmed = self.num_downloaded = 0
+        self.num_rows = self.num_left_out = self.num_trimmed = 0
         self.parse_labels = lru_cache(maxsize=MAX_KINDS)(cells.read_labels)  # 10 million rows have some hundred labels
-        self.are_trimmed = self._are_trimmed()
-        urls = {name for row in self.sample if is_remote(name := self._read_name(row))}
+        urls = {name for row in sample if is_remote(name := self._read_name(row))}
         self.finder.finds_urls = len({url.rpartition("/")[2] for url in urls}) == len(urls)
 
     def _find_root(self, path: Path, roots: list[Path]) -> tuple[Finder, Table]:
@@ -63,50 +54,31 @@ class ListReader:
         for root in roots:
             finder = Finder(root, self.options.suffix)
             table = read_table(path, self.where, finder.has)
-            if table.score.num_found >= 0.9 * table.score.num_rows or table.holds_videos:
+            if table.score.num_found >= 0.9 * table.score.num_rows:
                 return finder, table
             tried.append((finder, table))
         finder, table = max(tried, key=lambda entry: entry[1].score.num_found)
         finder.index()
         indexed = read_table(path, self.where, finder.has)
-        return finder, indexed if indexed.score.num_found > table.score.num_found else table
-
-    def _are_trimmed(self) -> bool:
-        """Whether the files are what was cut out of videos already: some end before their segment, none is longer."""
-        times = self.columns.times
-        if not times or times.in_frames or times.start == times.end:
-            return False
-        segments: dict[str, Segment] = {}
-        ends_before = False
-        for row in self.sample[:: max(1, len(self.sample) // NUM_PROBED)]:
-            segment, _ = read_segment(row, times)
-            found = segment and self.finder.find(self._read_name(row))
-            if segment and found and (seconds := probe_seconds(self.finder.root / found)):
-                if seconds > segment.end - segment.start + SLACK_S or segments.setdefault(found, segment) != segment:
-                    return False
-                ends_before |= segment.end > seconds + SLACK_S
-        return ends_before
+        return finder, max(table, indexed, key=lambda table: table.score.num_found)
 
     def read(self) -> Iterator[Item]:
         """Yield an item a row. Raise InputError where rows together show that the columns are not what they seem."""
-        columns, width, left_out = self.columns, len(self.table.columns or ()), self.columns.format.left_out
-        used = {columns.path, columns.label, *(columns.times or ())[:2]}
-        kept = [n for n, name in enumerate(self.names) if n not in used and name]
+        columns, left_out = self.columns, self.columns.format.left_out
         for number, row in enumerate(self.table.read_rows(), 1):
             self.num_rows = number
-            if width and len(row) > width:
-                problem = f"its row has {len(row)} cells under {width} columns: quote the one that holds a separator"
-                yield Item(self._name_row(row), "", problem=problem)
+            if self.table.columns and len(row) > len(columns.names):
+                width = f"{len(row)} cells under {len(columns.names)} columns"
+                yield self._reject(row, f"its row has {width}: quote the one that holds a separator")
                 continue
             if left_out and cells.read_label(get_cell(row, columns.sign)) == left_out[0]:
                 self.num_left_out += 1
                 continue
             if columns.subset is not None:
-                subset = self._read_subset(row)
-                self.subsets[subset] += 1
+                self.subsets[subset := self._read_subset(row)] += 1
                 if self.subset not in (None, "all", subset):
                     continue
-            yield self._make_item(row, kept)
+            yield self._make_item(row)
         self._check_subsets()
         self._check_labels()
 
@@ -115,33 +87,32 @@ class ListReader:
         text = cells.read_label(get_cell(row, self.columns.subset)) or "no subset"
         return dict(self.columns.format.subsets).get(text) or GROUPS.get(text.lower(), text)
 
-    def _name_row(self, row: Row) -> str:
-        return f"{self.where}, row {self.num_rows}: {','.join(map(to_text, row))[:100]}"
+    def _reject(self, row: Row, problem: str) -> Item:
+        return Item(
+            f"{self.where}, row {self.num_rows}: {','.join(map(cells.to_text, row))[:100]}", "", problem=problem
+        )
 
     def _read_name(self, row: Row) -> str:
         name = cells.to_path(get_cell(row, self.columns.path))
-        if "youtu" in name and (page := YOUTUBE.search(name)):  # whose video was downloaded under its id
-            name = page[1]
         return name and name + self.options.suffix
 
-    def _make_item(self, row: Row, kept: list[int]) -> Item:
+    def _make_item(self, row: Row) -> Item:
         columns, finder = self.columns, self.finder
-        name = self._read_name(row)
+        cell, name = get_cell(row, columns.path), self._read_name(row)
         if not name:
-            return Item(self._name_row(row), "", problem="this row names no video")
-        labels = self._read_labels(row)
-        fields = cells.dump_fields(self.names, row, kept) if kept else ""
-        segment, problem = read_segment(row, columns.times) if columns.times else (None, None)
-        if self.table.holds_videos and isinstance(cell := row[columns.path], ParquetCell):
+            return self._reject(row, "this row names no video")
+        labels, fields = self._read_labels(row), cells.dump_fields(columns.names, row, columns.fields)
+        segment, problem = cells.read_segment(row, columns.times) if columns.times else (None, None)
+        if isinstance(cell, ParquetCell):
             return Item(f"{Path(cell.archive).name}/{cell.name}", cell, labels, 0, problem, segment, fields)
-        if segment and (found := self._find_trimmed(name, row, segment)):
-            segment = None
+        found = finder.find(name)
+        if segment and (trimmed := self._find_trimmed(name, segment)):
+            found, segment = trimmed, None
             self.num_trimmed += 1
-        elif (found := finder.find(name)) is None and is_remote(name):
-            if not name.isascii() and cells.HALF_A_PAIR.search(name):
+        if found is None and is_remote(name):
+            if cells.HALF_A_PAIR.search(name):
                 problem = "no file can have its name"
             return Item(name, name, labels, 0, problem, segment, fields)
-        self.num_downloaded += is_remote(name) and found is not None
         source, location = finder.locate(name if found is None else found)
         if found is None:
             return Item(source, location, labels, 0, finder.explain(name), None, fields)
@@ -166,19 +137,13 @@ class ListReader:
             self._check_labels()
         return labels
 
-    def _find_trimmed(self, name: str, row: Row, segment: Segment) -> str | None:
-        """Find a file that is the segment already: all are, or its name says so, in the folder of its class or not."""
-        if self.are_trimmed:
+    def _find_trimmed(self, name: str, segment: Segment) -> str | None:
+        """Find a file that is the segment already, by its name: <id>_000010_000020.mp4."""
+        start, end = segment[:2]
+        full = f"_{start:06.0f}_{end:06.0f}", f"_{start:g}_{end:g}"
+        if os.path.splitext(name)[0].endswith(full):
             return self.finder.find(name)
-        endings = list_endings(segment)
-        if os.path.splitext(name)[0].endswith(tuple(endings[:NUM_FULL_ENDINGS])):
-            return self.finder.find(name)
-        if "/" in name:
-            return None
-        label = get_cell(row, self.columns.label)
-        folders = ["", f"{label}/", f"{label.replace(' ', '_')}/"] if isinstance(label, str) else [""]
-        names = (f"{folder}{name}{ending}" for ending in endings for folder in folders)
-        return next(filter(None, map(self.finder.find, names)), None)
+        return next(filter(None, (self.finder.find(name + ending) for ending in (*full, full[0][:7]))), None)
 
     def _check_subsets(self) -> None:
         wanted, rows = self.subset, _format_counts(self.subsets)
@@ -189,10 +154,10 @@ class ListReader:
 
     def _check_labels(self) -> None:
         """Refuse captions, and numbers beside names, unless they were asked for."""
-        counts = Counter({labels[0]: count for labels, count in self.labels.items() if labels})
-        if self.options.label is not None or self.columns.is_multiple or not counts or self.columns.label is None:
+        columns, counts = self.columns, Counter({labels[0]: n for labels, n in self.labels.items() if labels})
+        if self.options.label is not None or columns.separator is not None or not counts or columns.label is None:
             return
-        where = f"{self.where}: {self.names[self.columns.label]}"
+        where = f"{self.where}: {columns.names[columns.label]}"
         total, words = counts.total(), sum(len(label.split()) for label in counts) / len(counts)
         few = total >= FEW_CAPTIONS and len(counts) == total and words >= CAPTION_WORDS + 2
         if few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS):
@@ -209,11 +174,15 @@ class ListReader:
     def describe(self) -> str:
         """Say in a sentence how the list was read, and as which format."""
         columns, times = self.columns, self.columns.times
-        names = [printable(name) for name in self.names]
-        label = "no label" if columns.label is None else f"label{'s' * columns.is_multiple} = {names[columns.label]}"
-        if columns.constant_label is not None:
+        names = [printable(name) for name in columns.names]
+        label = "no label"
+        if columns.label_is_folder:
+            label = "label = the folder"
+        elif columns.constant_label is not None:
             label = f"label = {printable(columns.constant_label)}, as the list is called"
-        parts = [f"path = {names[columns.path]}", "label = the folder" if columns.label_is_folder else label]
+        elif columns.label is not None:
+            label = f"label{'s' * (columns.separator is not None)} = {names[columns.label]}"
+        parts = [f"path = {names[columns.path]}", label]
         if times:
             end = f" and {times.length:g} s" if times.end is None else f" to {names[times.end]}"
             unit = "frames" if times.in_frames else "seconds"
@@ -221,10 +190,7 @@ class ListReader:
         if self.subsets:
             parts.append(f"subsets: {_format_counts(self.subsets)}; taken: {self.subset or 'all'}")
         if self.num_trimmed:
-            why = " (none is longer than its segment)" * self.are_trimmed
-            parts.append(f"{self.num_trimmed} files are segments already{why}")
-        if self.num_downloaded:
-            parts.append(f"{self.num_downloaded} URLs are files here")
+            parts.append(f"{self.num_trimmed} files are segments already")
         if columns.format.left_out:
             parts.append(f"{self.num_left_out} rows of {columns.format.left_out[1]} left out")
         parts.append(f"format: {columns.format.name}; below {self.finder.root}")
@@ -233,24 +199,3 @@ class ListReader:
 
 def _format_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{printable(name)} ({count})" for name, count in sorted(counts.items()))
-
-
-NUM_FULL_ENDINGS = 3  # the others may be numbers of whole videos too
-
-
-def list_endings(segment: Segment) -> list[str]:
-    """Return what names of trimmed files may have behind the id of the whole video."""
-    start, end, start_ms, end_ms = (
-        int(max(-1, min(time * scale, 1e12))) for scale in (1, 1000) for time in segment[:2]
-    )
-    full = [f"_{start:06d}_{end:06d}", f"_{segment.start:g}_{segment.end:g}", f"_{start_ms}_{end_ms}"]
-    return [*full, f"_{start:06d}", f"_{segment.start:g}"]
-
-
-def probe_seconds(path: Path) -> float:
-    """Return how long a video is by its header; 0 if it does not say."""
-    try:
-        with open_source(path) as (container, _):
-            return (container.duration or 0) / av.time_base
-    except (UnusableError, OSError):
-        return 0.0

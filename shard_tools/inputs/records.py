@@ -6,7 +6,7 @@ from typing import Any
 
 from common.errors import InputError
 from shard_tools.inputs.cells import is_pair, parse_nested, parse_time
-from shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, to_key
+from shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
 
 WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}  # beside or around a list of objects
 ONE_VIDEO = set("path filename video videopath videoid videouid vidname vid id".split())  # in an object by no id
@@ -18,15 +18,14 @@ TIMES = re.compile("segment|time|span|clip|window|moment|event|interval|shot|act
 
 
 def list_records(value: Any, where: str) -> Iterator[Any]:
-    """Yield one record a video, or a segment of one, of a list, of an object by id, or of what either is wrapped in."""
+    """Yield the entries of a list, of an object by id, or of what either is wrapped in."""
     if isinstance(value, list):
-        for entry in value:
-            yield from unfold(entry)
+        yield from value
         return
     if not isinstance(value, dict):
         raise InputError(f"{where} is not a list of videos: it is a {type(value).__name__}")
     if any(to_key(name) in ONE_VIDEO and isinstance(entry, str) for name, entry in value.items()):
-        yield from unfold(value)
+        yield value
         return
     if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
         value = value["database"]
@@ -38,10 +37,7 @@ def list_records(value: Any, where: str) -> Iterator[Any]:
         return
     for key, entry in value.items():
         for item in entry if isinstance(entry, list) else [entry]:
-            if isinstance(item, dict):
-                yield from unfold({"key" if "id" in item else "id": key, **item})
-            else:
-                yield [key, item]
+            yield {"key" if "id" in item else "id": key, **item} if isinstance(item, dict) else [key, item]
 
 
 def unfold(record: Any) -> Iterator[Any]:
@@ -108,4 +104,4 @@ def _are_times(key: str, value: Any) -> bool:
         return False
     if key in PAIRS:
         return all(map(is_pair, value))
-    return re.fullmatch(f"{STARTS}|{ENDS}", key) is not None and None not in map(parse_time, value)
+    return is_time(key) and None not in map(parse_time, value)

@@ -28,7 +28,6 @@ NUM_REASONS = 5
 MAX_SIZE = 2**63 - 1  # of SQLite's numbers; a tar's header may claim more
 SCHEMA = """
     CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
-    CREATE TABLE names (labels TEXT PRIMARY KEY, names TEXT, problem TEXT) WITHOUT ROWID;
     CREATE TABLE stored (source TEXT, segment TEXT, labels TEXT, size INTEGER);
     CREATE TABLE rejects (source TEXT, segment TEXT)
 """
@@ -50,7 +49,7 @@ class Inputs:
             (
                 item.source,
                 item.location if isinstance(item.location, str) else json.dumps(item.location),  # no path starts with [
-                None if item.labels is None else _dump_labels(item.labels),
+                _dump_labels(item.labels),
                 min(item.size, MAX_SIZE),
                 item.problem or (item.segment.problem if item.segment else None),
                 str(item.segment or ""),
@@ -92,7 +91,7 @@ class Inputs:
         found = label_folders(counts, replace(options, unlabeled=True) if labeled else options, where)
         define = self._table.database.create_function
         define("is_wanted", 1, lambda source: get_folder(source) in found)
-        define("find_labels", 1, lambda source: (labels := found[get_folder(source)]) and _dump_labels(labels))
+        define("find_labels", 1, lambda source: _dump_labels(found[get_folder(source)]))
         if len(found) < len(counts):
             self._table.run("DELETE FROM items WHERE NOT is_wanted(source)")
         if not labeled and any(found.values()):
@@ -113,7 +112,7 @@ class Inputs:
                 self._merge(source, list(group))
         self._table.run("DROP TABLE repeated")
         if unlabeled:
-            labels = None if constant_label is None else _dump_labels((constant_label,))
+            labels = None if constant_label is None else json.dumps([constant_label])
             self._table.run("UPDATE items SET labels = ?", labels)
         elif self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
@@ -121,13 +120,15 @@ class Inputs:
 
     def _merge(self, source: str, rows: list[list[Any]]) -> None:
         """Keep the first row of a whole video, with the fields of all, if they agree on its labels."""
-        (*_, first), labels, fields = rows[0], *(list(dict.fromkeys(row[n] for row in rows)) for n in (2, 3))
+        first = rows[0][-1]
+        labels, fields = ([*dict.fromkeys(row[n] for row in rows)] for n in (2, 3))
         self.num_merged += len(fields) - 1
         self.num_repeated += len(rows) - len(fields)
-        problem = f"it is listed with two labels, {' and '.join(map(_format_labels, labels[:2]))}"
-        update = "UPDATE items SET problem = coalesce(?, problem), fields = ? WHERE rowid = ?"
-        text = merge_fields(fields) if len(fields) > 1 else fields[0]
-        self._table.run(update, problem if len(labels) > 1 else None, text, first)
+        if len(labels) > 1:
+            problem = f"it is listed with two labels, {' and '.join(map(_format_labels, labels[:2]))}"
+            self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
+        if len(fields) > 1:
+            self._table.run("UPDATE items SET fields = ? WHERE rowid = ?", merge_fields(fields), first)
         self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
 
     def measure(self) -> None:
@@ -149,14 +150,11 @@ class Inputs:
         groups: dict[str, Counter[str]] = {}
         group_by_source: dict[str, str] = {}
         sides: dict[str, bool] = {}
-        for source, labels, fields in self._table.run(
-            "SELECT source, labels, fields FROM items ORDER BY source, rowid"
-        ):
+        rows = self._table.run("SELECT source, labels, fields FROM items ORDER BY source, rowid")
+        for source, labels, fields in rows:
             group = group_of(source, json.loads(fields or "{}")) if group_of else source
-            if group_by_source.setdefault(source, group) != group:
-                raise InputError(
-                    f"{source} is of the groups {group_by_source[source]} and {group}: a file has only one"
-                )
+            if (other := group_by_source.setdefault(source, group)) != group:
+                raise InputError(f"{source} is of the groups {other} and {group}: a file has only one")
             groups.setdefault(group, Counter()).update(json.loads(labels) if labels else [""])
             if source in known and sides.setdefault(group, known[source]) != known[source]:
                 raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
@@ -168,10 +166,8 @@ class Inputs:
         if keep:
             kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
             missing = set().union(*groups.values()) - set().union(*(groups[group] for group in held_out))
-            self.notes.append(
-                f"held out: {len(held_out)} of {len(groups)} {kind}"
-                + f"; no video of {', '.join(map(printable, sorted(missing)))}" * bool(missing)
-            )
+            note = f"; no video of {', '.join(map(printable, sorted(missing)))}" if missing else ""
+            self.notes.append(f"held out: {len(held_out)} of {len(groups)} {kind}{note}")
 
     def __len__(self) -> int:
         return self._count("TRUE")
@@ -223,21 +219,20 @@ class Inputs:
 
     def apply_label_map(self, label_map: LabelMap) -> None:
         """Turn what lists write for a class into its name; any unknown label is a problem."""
-        places = self._table.run("SELECT labels, source FROM items WHERE labels IS NOT NULL LIMIT 10000")
-        found = ((label, source) for labels, source in places for label in json.loads(labels))
-        names, first = label_map.match(self.labels(), found)
+        names, first = label_map.match(self.labels())
         if first is not None:
             self.notes.append(f"labels are numbers from {first}: {first} is {label_map.names[0]}")
-        rows: list[tuple[str, str | None, str | None]] = []
-        for labels in self._label_sets():
-            unknown = [label for label in labels if label not in names]
-            problem = f"its label {unknown[0]!r} is not in the label map" if unknown else None
-            known = None if unknown else _dump_labels(tuple(names[label] for label in labels))
-            rows.append((json.dumps(labels), known, problem))
-        self._table.run("DELETE FROM names")
-        self._table.insert("names", rows, 3)
-        self._table.run("""UPDATE items SET (labels, problem) = (SELECT names, names.problem FROM names
-            WHERE names.labels = items.labels) WHERE problem IS NULL AND labels IS NOT NULL""")
+
+        def explain(labels: str) -> str | None:
+            unknown = (label for label in json.loads(labels) if label not in names)
+            return next((f"its label {label!r} is not in the label map" for label in unknown), None)
+
+        define = self._table.database.create_function
+        define("explain_label", 1, explain)
+        define("rename", 1, lambda labels: _dump_labels(tuple(names[label] for label in json.loads(labels))))
+        usable = "problem IS NULL AND labels IS NOT NULL"
+        self._table.run(f"UPDATE items SET problem = explain_label(labels) WHERE {usable}")
+        self._table.run(f"UPDATE items SET labels = rename(labels) WHERE {usable}")
 
     def describe(self) -> str:
         """Say what was found: samples, files, classes, and what is wrong."""
@@ -263,10 +258,8 @@ class Inputs:
         if not total or (bad <= limit * total and bad < total):
             return
         problems = "FROM items WHERE problem IS NOT NULL"
-        reasons = self._table.run(
-            f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT ?", NUM_REASONS
-        )
-        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in reasons)
+        most = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
+        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in self._table.run(most))
         rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
         names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
         share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
@@ -280,7 +273,7 @@ class Inputs:
         self.measure()
         self._table.run("DELETE FROM stored")
         self._table.run("DELETE FROM rejects")
-        rows = ((*place, None if labels is None else _dump_labels(labels), size) for *place, labels, size in stored)
+        rows = ((*place, _dump_labels(labels), size) for *place, labels, size in stored)
         self._table.insert("stored", rows, 4)
         self._table.insert("rejects", map(split_name, rejects), 2)
         for table in ("stored", "rejects"):
@@ -329,8 +322,8 @@ def merge_fields(texts: list[str]) -> str:
 
 
 @lru_cache(maxsize=2**16)
-def _dump_labels(labels: tuple[str, ...]) -> str:
-    return json.dumps(sorted(set(labels)))
+def _dump_labels(labels: tuple[str, ...] | None) -> str | None:
+    return None if labels is None else json.dumps(sorted(set(labels)))
 
 
 def _format_labels(text: str | None) -> str:

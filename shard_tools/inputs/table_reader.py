@@ -70,7 +70,6 @@ class Table(NamedTuple):
     columns: list[str] | None
     read_rows: Callable[[], Iterator[Row]]
     score: SplitScore = SplitScore()
-    holds_videos: bool = False  # themselves, as cells
 
     def sample(self) -> list[Row]:
         return list(islice(self.read_rows(), SAMPLE_ROWS))
@@ -82,7 +81,7 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
     with path.open("rb") as file:
         head = file.read(NUM_BYTES)
     if head.startswith(PARQUET):
-        return _score_paths(_unfold_rows(_read_parquet(path, where)), is_file)
+        return _make_table(where, "Parquet", _open_parquet(path, where), is_file)
     encoding, name = _detect_encoding(head, where)
     read_lines = partial(_read_lines, path, encoding, where)
     first = next((line.strip() for line in read_lines() if line.strip()), None)
@@ -90,30 +89,16 @@ def read_table(path: Path, where: str, is_file: IsFile) -> Table:
         raise InputError(f"{where} is empty")
     if first[0] == "<":
         raise InputError(f"{where} is XML or HTML: {FORMS}")
-    table = _read_json(path, where, read_lines) if first[0] in "[{" else None
-    if not table:
-        text = _read_text(read_lines, where, name, is_file)
-        if (table := _unfold_rows(text)) is text:
-            return text
-    return _score_paths(table, is_file)
+    if first[0] in "[{" and (table := _read_json(path, where, read_lines, is_file)):
+        return table
+    table = _read_text(read_lines, where, name, is_file)
 
-
-def _unfold_rows(table: Table) -> Table:
-    """Return a table with a row a segment, if the cells of its rows hold several."""
-
-    def read_records() -> Iterator[Any]:
+    def read_records() -> Iterator[dict[str, Any]]:
         return (dict(zip(table.columns or (), row, strict=False)) for row in table.read_rows())
 
-    if not any(next(unfold(record)) is not record for record in islice(read_records(), SAMPLE_ROWS)):
-        return table
-    return _make_table(table.where, table.form, lambda: chain.from_iterable(map(unfold, read_records())))._replace(
-        holds_videos=table.holds_videos
-    )
-
-
-def _score_paths(table: Table, is_file: IsFile) -> Table:
-    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in table.sample()]
-    return table._replace(score=score_split([[], *paths], is_file))
+    if any(next(unfold(record)) is not record for record in islice(read_records(), SAMPLE_ROWS)):
+        return _make_table(where, table.form, read_records, is_file)
+    return table
 
 
 def require_uncompressed(path: Path) -> None:
@@ -175,15 +160,15 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
 
 def _split_at(separator: str, num_splits: int, lines: Iterable[str], where: str) -> Iterator[list[str]]:
     """Yield the cells of all lines that are not blank, see SPLITTERS."""
-    if separator == " ":
+    if separator in (" ", HASHES):
         for line in filter(None, map(str.strip, lines)):
-            cells = line.split(None, 1) if num_splits < 0 else line.rsplit(None, num_splits)
-            yield [cell.strip('"') for cell in cells] if '"' in line and num_splits >= 0 else cells
-        return
-    if separator == HASHES:
-        for line in filter(None, map(str.strip, lines)):
-            head, _, sentence = line.partition(HASHES)
-            yield [*head.split(), sentence] if HASHES in line else [line]
+            head, hashes, sentence = line.partition(HASHES) if separator == HASHES else (line, "", "")
+            if hashes:
+                yield [*head.split(), sentence]
+            elif num_splits < 0:
+                yield line.split(None, 1)
+            else:
+                yield [cell.strip('"') for cell in line.rsplit(None, num_splits * (separator == " "))]
         return
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
@@ -204,8 +189,7 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
     """Choose the way to split lines under which most rows name a video, or else look most like a table."""
     # Of lines "# …" at the beginning, the last holds the columns (AudioSet); Excel writes a line "sep=;".
     num_skipped = max(0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1)
-    first = next(read_lines()).strip().strip('"')
-    num_skipped += first[:4].lower() == "sep=" and len(first) == 5
+    num_skipped += re.fullmatch('"?sep=."?', next(read_lines()).strip(), re.IGNORECASE) is not None
     sample = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     found = []
     for order, (separator, num_splits) in enumerate(SPLITTERS):
@@ -220,43 +204,46 @@ def _read_text(read_lines: Callable[[], Iterator[str]], where: str, encoding: st
         raise InputError(f"{where} is empty")
     *_, order, score = max(found)
     separator, num_splits = SPLITTERS[-order]
-
-    def read_rows() -> Iterator[list[str]]:
-        return _split_at(separator, num_splits, islice(read_lines(), num_skipped, None), where)
-
     kind = {**SEPARATORS, HASHES: HASHES}.get(separator, "spaces" if num_splits else "one path a line")
     form = ", ".join([encoding, kind, "header" if score.has_header else "no header"])
+
+    def read_rows(start: int = 0) -> Iterator[list[str]]:
+        rows = _split_at(separator, num_splits, islice(read_lines(), num_skipped, None), where)
+        return (row[start:] for row in islice(rows, int(score.has_header), None))
+
     if separator == HASHES:
         return Table(where, form, HASHES_COLUMNS, read_rows, score)
-    columns = [cell.strip().lstrip("#").strip() for cell in next(read_rows())] if score.has_header else []
-    unnamed = columns[1:] if columns[:1] == [""] else columns
-    if columns and unnamed == [str(number) for number in range(len(unnamed))]:  # pandas numbers columns without names
-        start = len(columns) - len(unnamed)
-        score = score._replace(column=score.column - start)
-        return Table(where, form, None, lambda: (row[start:] for row in islice(read_rows(), 1, None)), score)
-    return Table(where, form, columns or None, lambda: islice(read_rows(), int(score.has_header), None), score)
+    first = next(_split_at(separator, num_splits, sample, where)) if score.has_header else []
+    columns = [cell.strip().lstrip("#").strip() for cell in first]
+    start = int(columns[:1] == [""])
+    if columns and columns[start:] == [*map(str, range(len(columns) - start))]:  # pandas numbers columns without names
+        return Table(where, form, None, partial(read_rows, start), score._replace(column=score.column - start))
+    return Table(where, form, columns or None, read_rows, score)
 
 
-def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]]) -> Table | None:
+def _read_json(path: Path, where: str, read_lines: Callable[[], Iterator[str]], is_file: IsFile) -> Table | None:
     """Read objects, lists of cells or single names, as JSON or JSON lines; None if it is neither, nor called so."""
     lines = list(islice(filter(str.strip, read_lines()), 2))
-    form, records = "JSON", None
     with suppress(ValueError, RecursionError):
         json.loads(lines[0])
-        form = "JSON lines" if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:] else form
+        if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:]:
+            return _make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where), is_file)
     try:
-        if form == "JSON":
-            records = list(list_records(json.loads("".join(read_lines())), where))
+        records = list(list_records(json.loads("".join(read_lines())), where))
     except (ValueError, RecursionError) as error:  # not JSON, or too deep
         if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
+    return _make_table(where, "JSON", lambda: iter(records), is_file)
 
-    return _make_table(where, form, lambda: iter(records) if records is not None else _parse_lines(read_lines(), where))
 
+def _make_table(where: str, form: str, read_records: Callable[[], Iterator[Any]], is_file: IsFile) -> Table:
+    """Return a table with a row a record, or a segment of one."""
 
-def _make_table(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:
-    sample = list(islice(read_records(), SAMPLE_ROWS))
+    def read_parts() -> Iterator[Any]:
+        return chain.from_iterable(map(unfold, read_records()))
+
+    sample = list(islice(read_parts(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
     if kinds not in ({dict}, {list}, {str}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
@@ -264,7 +251,7 @@ def _make_table(where: str, form: str, read_records: Callable[[], Iterator[Any]]
     columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
 
     def read_rows() -> Iterator[Row]:
-        for record in read_records():
+        for record in read_parts():
             if isinstance(record, dict) != (columns is not None):
                 raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
             if columns is not None:
@@ -272,21 +259,26 @@ def _make_table(where: str, form: str, read_records: Callable[[], Iterator[Any]]
             else:
                 yield record if isinstance(record, list) else [record]
 
-    return Table(where, form, columns, read_rows)
+    table = Table(where, form, columns, read_rows)
+    rows = table.sample()
+    videos = [n for n, cell in enumerate(rows[0]) if isinstance(cell, ParquetCell)]
+    if len(videos) == 1:
+        return table._replace(score=SplitScore(num_found=1, column=videos[0]))
+    paths = [[to_path(cell) if isinstance(cell, (str, int)) else "" for cell in row] for row in rows]
+    return table._replace(score=score_split([[], *paths], is_file))
 
 
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                value = json.loads(line)
+                yield json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{where}, line {number}, is not JSON ({error})") from error
-            yield from unfold(value)
 
 
-def _read_parquet(path: Path, where: str) -> Table:
-    """Read a table whose cells are values, or videos: binary, or {bytes, path} as Hugging Face writes them."""
+def _open_parquet(path: Path, where: str) -> Callable[[], Iterator[dict[str, Any]]]:
+    """Return a function that reads records of values, or of videos: binary, or {bytes, path} as Hugging Face writes."""
     parquet = import_pyarrow(where)
     try:
         opened = parquet.ParquetFile(path)
@@ -296,34 +288,29 @@ def _read_parquet(path: Path, where: str) -> Table:
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}
     classes = {name: kind["names"] for name, kind in features.items() if kind.get("names")}
-    parts = {field.name: [child.name for child in field.type] for field in schema if str(field.type)[:7] == "struct<"}
-    bytes_of = {field.name: field.name for field in schema if str(field.type) in ("binary", "large_binary")}
-    bytes_of |= {name: f"{name}.bytes" for name, children in parts.items() if "bytes" in children}
-    for name, column in list(bytes_of.items()):
-        batch = next(opened.iter_batches(1, columns=[column]), None)
-        cell = batch.column(0)[0].as_py() if batch else None
+    videos = {}  # columns whose bytes are videos: these are not read, but the paths beside them
+    for name, cell in next((row for batch in opened.iter_batches(1) for row in batch.to_pylist()), {}).items():
         content = cell.get("bytes") if isinstance(cell, dict) else cell
-        if features.get(name, {}).get("_type") in NO_VIDEO or content is None:  # there is a path at most
-            del bytes_of[name]
-    columns = [f"{name}.path" if "path" in parts.get(name, ()) else name for name in schema.names]
-    columns = [column for column in columns if bytes_of.get(column) != column]
+        if isinstance(content, bytes) and features.get(name, {}).get("_type") not in NO_VIDEO:
+            videos[name] = f"{name}.bytes" if isinstance(cell, dict) else name
+    columns = [videos[name].replace(".bytes", ".path") if name in videos else name for name in schema.names]
+    columns = [column for column in columns if videos.get(column) != column]
 
-    def read_rows() -> Iterator[Row]:
-        file, first = parquet.ParquetFile(path), 0
+    def read_cell(name: str, cell: Any, group: int, row: int, number: int) -> Any:
+        own_path = cell.get("path") if isinstance(cell, dict) else None
+        if name in videos:
+            place = f"{number:06d}-{(own_path or 'video.mp4').rpartition('/')[2]}"
+            return ParquetCell(str(path.absolute()), group, row, videos[name], place)
+        if name in classes:  # -1: none
+            return classes[name][cell] if cell in range(len(classes[name])) else None
+        return own_path or cell
+
+    def read_records() -> Iterator[dict[str, Any]]:
+        file, number = parquet.ParquetFile(path), 0
         for group in range(file.num_row_groups):
-            start = 0
-            for batch in file.iter_batches(4096, row_groups=[group], columns=columns):
-                for row, values in enumerate(batch.to_pylist(), start):
-                    for name, column in bytes_of.items():
-                        own_name = (values.get(name) or {}).get("path") or "video.mp4"
-                        place = f"{first + row:06d}-{own_name.rpartition('/')[2]}"
-                        values[name] = ParquetCell(str(path.absolute()), group, row, column, place)
-                    for name in parts.keys() - bytes_of.keys():
-                        values[name] = (values[name] or {}).get("path", values[name])
-                    for name, names in classes.items():  # -1: none
-                        values[name] = names[values[name]] if values[name] in range(len(names)) else None
-                    yield [values[name] for name in schema.names]
-                start += batch.num_rows
-            first += start
+            batches = file.iter_batches(row_groups=[group], columns=columns)
+            for row, values in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
+                yield {name: read_cell(name, values.get(name), group, row, number) for name in schema.names}
+                number += 1
 
-    return Table(where, "Parquet", schema.names, read_rows, holds_videos=bool(bytes_of))
+    return read_records

@@ -1,13 +1,13 @@
 """The comparison of masking strategies, with points of two steps."""
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks import masking_study
 from benchmarks.harness import Row
-from benchmarks.masking_study import PRESETS, Point, Study, paired_gain, parse_arguments, run_study, summarize
+from benchmarks.masking_study import PRESETS, Point, Study, parse_arguments, run_study, summarize
 from common.errors import InputError
 from training.config import parse
 
@@ -20,58 +20,70 @@ GIVEN = ["--shards", "here", "--validation", "there"]
 
 @pytest.mark.slow  # seven runs of training and evaluation
 def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path, monkeypatch) -> None:
+    shards, output = str(synthetic_shards), tmp_path / "study"
     command = [
-        "--shards", str(synthetic_shards), "--validation", str(synthetic_shards), "--seeds", "0", "--labels", "8",
-        "--output", str(tmp_path), *TINY,
-    ]  # fmt: skip
+        "--shards",
+        shards,
+        "--validation",
+        shards,
+        "--seeds",
+        "3",
+        "--labels",
+        "8",
+        "--output",
+        str(output),
+        *TINY,
+    ]
     first = ["--strategies", "adaptive", "--ratios", "0.75"]
-    run_study(parse_arguments([*command, *first]))
-    rows = json.loads((tmp_path / "points.json").read_text())["rows"]
-    assert [(row["strategy"], row["mask_ratio"], row["label_set"]) for row in rows] == [("adaptive", 0.75, 0)]
-    for name in ("attentive_probe_top1", "finetune_top1"):
-        assert 0 <= rows[0][name] <= 1, name
-    finetuned = (tmp_path / "points/adaptive-0.75-seed0/finetune-labels0/config.yaml").read_text()
-    assert "adaptive-0.75-seed0/pretrain" in finetuned
-    assert "subset: 8\n  subset_seed: 0" in finetuned
+    (row,) = run_study(parse_arguments([*command, *first]))
+    assert (row["strategy"], row["mask_ratio"], row["seeds"]) == ("adaptive", 0.75, 1)
+    for name in ("attentive_probe_top1", "finetune_top1", "linear_top1", "knn_top1"):
+        assert 0 <= row[name] <= 1, name
+    finetuned = (output / "runs/adaptive-0.75-seed3/finetune/config.yaml").read_text()
+    assert "adaptive-0.75-seed3/pretrain" in finetuned
+    assert "subset: 8\n  subset_seed: 3" in finetuned
+    assert "subset: null" in (output / "runs/adaptive-0.75-seed3/pretrain/config.yaml").read_text()
 
-    run_study(parse_arguments([*command, "--strategies", "scratch"]))
-    both = json.loads((tmp_path / "points.json").read_text())["rows"]
-    assert both[:1] == rows
-    assert [row["strategy"] for row in both[1:]] == ["scratch"]
-    assert "attentive_probe_top1" not in both[1]
+    both = {row["strategy"]: row for row in run_study(parse_arguments([*command, "--strategies", "scratch"]))}
+    gain = both["adaptive"].pop("finetune_top1_over_scratch")
+    assert gain == pytest.approx(row["finetune_top1"] - both["scratch"]["finetune_top1"], abs=1e-3)
+    assert "attentive_probe_top1" not in both["scratch"]
 
+    shutil.rmtree(output / "runs")  # committed are the points alone, and shards are elsewhere on another machine
     monkeypatch.setattr(masking_study, "train", lambda _: pytest.fail("a finished point was trained again"))
-    run_study(parse_arguments([*command, *first]))
+    (tmp_path / "moved").symlink_to(synthetic_shards)
+    moved = [word.replace(shards, str(tmp_path / "moved")) for word in command]
+    assert len(run_study(parse_arguments([*moved, *first]))) == 2
     for other in ("optimizer.base_lr=1", "--labels=7"):
         with pytest.raises(InputError, match="made with other settings"):
             run_study(parse_arguments([*command, other, *first]))
 
 
-def make_row(strategy: str, ratio: float, seed: int, label_set: int, top1: float) -> Row:
-    key = {"strategy": strategy, "mask_ratio": ratio, "seed": seed, "label_set": label_set}
-    return {**key, "finetune_top1": top1, "attentive_probe_top1": top1}
+def make_row(strategy: str, ratio: float | None, seed: int, top1: float) -> Row:
+    return {"strategy": strategy, "mask_ratio": ratio, "seed": seed, "finetune_top1": top1}
 
 
-def test_a_gain_is_paired_and_its_error_is_over_what_is_independent() -> None:
-    random = [make_row("random", 0.9, seed, labels, 0.5 + 0.1 * seed) for seed in range(3) for labels in range(2)]
-    other = [{**row, "strategy": "other", "finetune_top1": row["finetune_top1"] + 0.05} for row in random]
-    other[0]["finetune_top1"] += 0.06  # of seed 0, label set 0
-    gain, error = paired_gain(other, random, "finetune_top1")
-    assert gain == pytest.approx(0.06)
-    assert error == pytest.approx(max(0.03 / 3**0.5 / 3**0.5, 0.02 / 2**0.5 / 2**0.5))
-    best, base = summarize([*random, *other])
-    assert (best["strategy"], best["finetune_top1_gain"], best["seeds"]) == ("other", 0.06, 3)
+def test_gains_are_paired_by_seed() -> None:
+    random = [make_row("random", 0.9, seed, 0.5 + 0.1 * seed) for seed in range(3)]
+    other = [make_row("other", 0.9, seed, 0.5 + 0.1 * seed + gain) for seed, gain in enumerate((0.04, 0.05, 0.06))]
+    scratch = [make_row("scratch", None, seed, 0.4) for seed in (0, 1)]
+    best, base, last = summarize([*random, *other, *scratch])
+    assert (best["strategy"], best["finetune_top1_gain"], best["seeds"]) == ("other", 0.05, 3)
+    assert best["finetune_top1_gain_error"] == pytest.approx(0.01 / 3**0.5, abs=1e-4)
+    assert best["finetune_top1_over_scratch"] == pytest.approx((0.14 + 0.25) / 2)
     assert (base["finetune_top1"], base["finetune_top1_std"]) == (0.6, 0.1)
-    assert paired_gain(other[:1], random, "finetune_top1")[1] is None
-    assert summarize([*random[:2], *other[2:]])[0]["finetune_top1_gain"] is None, "of other seeds"
+    assert "finetune_top1_gain" not in base
+    assert last["strategy"] == "scratch"
+    assert summarize(other[:1])[0]["finetune_top1_std"] is None
+    assert "finetune_top1_gain" not in summarize([*random[:1], *other[1:]])[0], "of other seeds"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -> None:
     study = Study(parse_arguments(["--preset", preset, *GIVEN, "--seeds", "0", "1"]), tmp_path)
     assert len(study.points) == 2 * len(PRESETS[preset]["points"])
-    assert study.stages(study.points[0]) == [("pretrain", None), ("attentive_probe", 0), ("finetune", 0)]
-    recipe = parse(study.overrides(Point("scratch", None, 0), "finetune", 0))
+    assert study.points[0].tasks == ["pretrain", "attentive_probe", "finetune"]
+    recipe = parse([*study.settings(Point("scratch", None, 0), "finetune"), "data.shards=here"])
     assert recipe.finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
     ratios = ["--strategies", "tube", "scratch", "--ratios", "0.5", "0.9", "--seeds", "7"]
     study = Study(parse_arguments(["--preset", preset, *GIVEN, *ratios]), tmp_path)
@@ -84,7 +96,6 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
         (["--shards", "x"], "the following arguments are required: --validation"),
         ([*GIVEN, "--strategies", "tube"], "give --ratios with --strategies that mask"),
         ([*GIVEN, "--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
-        ([*GIVEN, "--label-sets", "2"], "--label-sets needs --labels"),
         (["--strategies", "adaptive:model.foo=1", "--ratios", ".9", *GIVEN], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", *GIVEN], "0.999"),
     ],
@@ -97,7 +108,7 @@ def test_bad_arguments_are_refused_before_training(arguments: list[str], says: s
 def test_a_strategy_names_settings(tmp_path: Path) -> None:
     strategies = ["random:model.decoder_depth=1,steps=7", "scratch:steps=9"]
     study = Study(parse_arguments([*GIVEN, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]), tmp_path)
-    assert study.stages(study.points[1]) == [("finetune", 0)]
-    assert parse(study.overrides(study.points[1], "finetune", 0)).steps == 9
-    config = parse(study.overrides(study.points[0], "pretrain", None))
+    assert study.points[1].tasks == ["finetune"]
+    assert "steps=9" in study.settings(study.points[1], "finetune")
+    config = parse([*study.settings(study.points[0], "pretrain"), "data.shards=here"])
     assert (config.steps, config.seed, config.model.masking, config.model.decoder_depth) == (7, 3, "random", 1)

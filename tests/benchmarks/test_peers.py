@@ -77,11 +77,11 @@ def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
 
 
 def test_rows_are_relative_to_the_peer_of_their_race() -> None:
-    adaptive = [Case(name, "adaptive", size) for name, size in ((COMPILED, 64), (GRAPHS, 64), (COMPILED, 128))]
+    adaptive = [Case("adaptive", name, size) for name, size in ((COMPILED, 64), (GRAPHS, 64), (COMPILED, 128))]
     assert {*list_cases([64, 128], on_gpu=True)} > {*adaptive}
     found = {case: [{"milliseconds": [10.0, 30.0, 20.0], "cpu_seconds": 0.6, "peak_memory_gib": 1.0}]
-             for case in (*list_cases([2], on_gpu=False), Case(EAGER, "adaptive", 4))}  # fmt: skip
-    found[Case(EAGER, "adaptive", 2)] = [
+             for case in (*list_cases([2], on_gpu=False), Case("adaptive", EAGER, 4))}  # fmt: skip
+    found[Case("adaptive", EAGER, 2)] = [
         {"milliseconds": [10.0, 10.0, 10.0], "cpu_seconds": seconds, "peak_memory_gib": 0.5} for seconds in (0.3, 0.4)
     ]
     published, eager, hugging_face, _, larger = make_rows({"adaptive": 400.0, "random": 400.0}, found)

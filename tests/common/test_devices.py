@@ -55,6 +55,8 @@ def test_auto_is_a_gpu_where_there_is_one(pretend_gpus: Callable[..., None]) -> 
     pretend_gpus(4)
     assert choose_device(index=3) == torch.device("cuda", 3)
     assert choose_device("cpu", index=3) == torch.device("cpu")
+    with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
+        choose_device("auto", index=4)
 
 
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,15 +65,6 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
     assert add_device_index(torch.device("cuda")) == torch.device("cuda", 2)
     assert add_device_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
     assert add_device_index(torch.device("cpu")) == torch.device("cpu")
-
-
-def test_a_missing_gpu_is_named(pretend_gpus: Callable[..., None]) -> None:
-    pretend_gpus(0)
-    with pytest.raises(InputError, match=r"device is cuda, but PyTorch \S+ can use no GPU here .*set device to cpu$"):
-        choose_device("cuda")
-    pretend_gpus(4)
-    with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
-        choose_device("auto", index=4)
 
 
 @pytest.mark.parametrize("kind", ["auto", "cuda"])
@@ -100,28 +93,18 @@ def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., No
             choose_device(index=3)
 
 
-def test_full_memory_is_one_sentence_with_advice() -> None:
-    with pytest.raises(InputError) as caught, explain_out_of_memory("lower --batch-size"):
-        raise torch.OutOfMemoryError(FULL)
-    said = str(caught.value)
-    assert said.startswith("CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of 139.81 GiB")
-    assert said.endswith("2.11 GiB is free: lower --batch-size")
-
-
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (torch.OutOfMemoryError(FULL), "set global_batch to the clips of a step, and lower batch_size"),
+        (torch.OutOfMemoryError(FULL), "^CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of"
+         ".* 2.11 GiB is free: set global_batch to the clips of a step, and lower batch_size"),
         (RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_…"), "the lines above"),
         (RuntimeError("gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"), "the run has diverged"),
     ],
-)
+)  # fmt: skip
 def test_what_stops_a_step_is_explained(error: Exception, says: str) -> None:
     with pytest.raises(InputError, match=says), explain_failures(parse(["data.shards=s"])):
         raise error
-
-
-def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"), explain_failures(parse(["data.shards=s"])):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

@@ -18,11 +18,11 @@ os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel cannot be comp
 
 import torch
 import triton
-from all_ops import OPS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels import launch
+from kernels.clip_tables import lay_out_tables
 from kernels.crop_resize import DecodedClips, crop_resize
 from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
@@ -74,8 +74,9 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
     """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
     found: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
-    for op in OPS:
-        sys.modules[f"kernels.{op}"].wrap_triton = partial(Launcher, found=found)
+    for name, module in sys.modules.items():
+        if name.startswith("kernels.") and hasattr(module, "wrap_triton"):
+            module.wrap_triton = partial(Launcher, found=found)
     with torch.device("meta"):
         for size in SIZES:
             tiny = {"num_frames": 8, "image_size": 48, "patch_size": 8} if size == "tiny" else {}
@@ -83,11 +84,8 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
-        clips = DecodedClips(
-            torch.empty(2**20, dtype=torch.uint8), torch.empty(32, 16, dtype=torch.int64),
-            torch.empty(32, 3, dtype=torch.int32), torch.empty(32, 4, dtype=torch.int32),
-            torch.empty(32, dtype=torch.bool), torch.empty(32, 3, 4), torch.empty(32, 2),
-        )  # fmt: skip
+        tables = (torch.empty(shape, dtype=getattr(torch, name)) for name, shape in lay_out_tables(32, 16))
+        clips = DecodedClips(torch.empty(2**20, dtype=torch.uint8), *tables)
         for height, width in ((224, 224), (219, 173)):
             crop_resize(clips, height, width)
     return found

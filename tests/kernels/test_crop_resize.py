@@ -36,15 +36,9 @@ def pack(planes, bits=8):
 
 def one_clip(planes, box, matrix, siting="center", flip=False, bits=8):
     """A clip of one frame; matrix fp32 [3, 4]."""
-    return DecodedClips(
-        pack(planes, bits),
-        torch.zeros(1, 1, dtype=torch.int64),
-        torch.tensor([[*planes[0].shape, 1 if bits == 8 else 2]], dtype=torch.int32),
-        torch.tensor([box], dtype=torch.int32),
-        torch.tensor([flip]),
-        matrix[None],
-        torch.tensor([SITING[siting]]),
-    )
+    sizes, boxes = torch.tensor([[*planes[0].shape, 1 if bits == 8 else 2]]).int(), torch.tensor([box]).int()
+    start, flips, sitings = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([flip]), torch.tensor([SITING[siting]])
+    return DecodedClips(pack(planes, bits), start, sizes, boxes, flips, matrix[None], sitings)
 
 
 def noise(height, width, bits=8):

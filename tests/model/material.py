@@ -44,7 +44,7 @@ def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
     """Let the model mask these tokens, whatever its sampler would choose."""
 
     def sample(logits: Tensor, seed: int, offset: int) -> Mask:
-        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.has_probabilities else None)
+        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.learns else None)
 
     strategy = model.token_sampler
     strategy.sample = sample  # type: ignore[method-assign, assignment]

@@ -11,9 +11,7 @@ from training.config import parse
 
 ROOT = Path(__file__).parents[2]
 TABLES = yaml.safe_load((ROOT / "benchmarks/ablations.yaml").read_text())
-ROWS = list(dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"]))
-
-
+ROWS = dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"])
 PIXELS = [row for row in ROWS if "model.target=teacher" not in row]  # test_teacher has those that need another model
 
 

@@ -175,7 +175,7 @@ def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Pa
 
 
 def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
-    config = teach(own, encoder_depth=1, decoder_depth=1, visible_loss_weight=0.5)
+    config = teach(own, encoder_depth=1, decoder_depth=1)
     model, clip = student_of(config).eval(), random_clip(config)
 
     def step() -> list[Tensor]:
@@ -218,21 +218,6 @@ def test_weights_are_loaded_without_the_teacher_they_learned_from(own: Path, tmp
     load_encoder(tmp_path / "student.safetensors").encode(random_clip(config))
     with pytest.raises(InputError, match=r"the teacher .*gone.safetensors does not exist"):
         load_adamae(tmp_path / "student.safetensors")
-
-
-@pytest.mark.parametrize("target", ["pixels", "teacher"])
-def test_visible_tokens_are_predicted_too(target: str, own: Path) -> None:
-    config = teach(own, masking="random") if target == "teacher" else small(masking="random")
-    model, clip = student_of(config), random_clip(config)
-    plain = model(clip, 0, 0)
-    model.config = replace(config, visible_loss_weight=0.5)
-    output = model(clip, 0, 0)
-    torch.testing.assert_close(output.loss_per_token, plain.loss_per_token)
-    assert output.pred.shape == plain.pred.shape
-    mask, visible = model.embed_visible(clip, 0, 0)
-    pred = model.decoder(model.encoder(visible), mask.visible_ids, mask.masked_ids, with_visible=True)
-    errors = model.target(model.target.prepare(clip), pred[:, : config.num_visible], mask.visible_ids)
-    torch.testing.assert_close(output.loss, plain.loss + 0.5 * errors.mean())
 
 
 def test_a_teacher_that_does_not_fit_is_one_sentence(own: Path, timm_vit: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_tensors_that_share_memory_or_a_name_are_refused(tmp_path: Path) -> None
     one = torch.zeros(100, 100)
     torch.save({f"block.{i}": one for i in range(100)}, tmp_path / "w.pt")
     refused(tmp_path / "w.pt", "its tensors share memory")
-    save_file({NORM: ZEROS, f"module._orig_mod.{NORM}": ZEROS.clone()}, tmp_path / "w.safetensors")
+    save_file({NORM: ZEROS.double(), f"module._orig_mod.{NORM}": ZEROS.half()}, tmp_path / "w.safetensors")
     refused(tmp_path / "w.safetensors", f"it holds {NORM} twice")
 
 
@@ -77,13 +77,11 @@ def describe(**changes: Any) -> dict[str, str]:
     ("metadata", "says"),
     [
         (describe(encoder_depth=10**9), "model.encoder_depth is 1000000000: must be at least 1 and at most 256"),
-        (describe(encoder_width=96 * 10**4), "model.encoder_width is 960000: must be at least 1 and at most 16384"),
         (describe(decoder_width=9600), "(384, 96) instead of (38400, 9600)"),
         (describe(sampler_depth=100), "missing keys: token_sampler.body.1."),
         (describe(image_size=8 * 10**5), "tokens per clip: at most 16384"),
         (describe(patch_size=2**16, image_size=2**20), "weight (96, 384) instead of (96, 25769803776)"),
         (describe(encoder_depth=1.5), "does not describe a model of this version"),
-        (describe(encoder_depth=True), "does not describe a model of this version"),
         (describe(flavor="odd"), "does not describe a model of this version"),
         ({pretrained.CONFIG_KEY: "{"}, "is damaged"),
         ({pretrained.CONFIG_KEY: "[" * 100_000}, "is damaged"),
@@ -184,30 +182,22 @@ def test_files_that_are_no_weights_are_one_sentence(
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_other_precisions_are_read(state, tmp_path: Path, dtype: torch.dtype) -> None:
-    save_file({name: value.to(dtype) for name, value in state.items()}, tmp_path / "w.safetensors")
-    assert set(read_state_dict(tmp_path / "w.safetensors")[0]) == set(state)
-
-
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
     """safetensors orders its metadata by a hash of which every table, so every file, has a seed of its own."""
     metadata = pretrained.make_metadata(CONFIG, ["ρ", 'a "quoted" name', "\n"]) | {f"key {i}": str(i) for i in range(8)}
     tensors = {"a": ZEROS, "b": ZEROS.half()}
-    for i in range(4):
-        save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)
-        metadata, tensors = dict(reversed(metadata.items())), dict(reversed(tensors.items()))
+    before = os.umask(0o027)
+    try:
+        for i in range(4):
+            save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)
+            metadata, tensors = dict(reversed(metadata.items())), dict(reversed(tensors.items()))
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}, (
+        "others read what the umask lets them"
+    )
     assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
     read, said = read_state_dict(tmp_path / "0.safetensors")
     assert said == metadata
     assert torch.equal(read["b"], ZEROS.half())
     assert torch.equal(load_file(tmp_path / "0.safetensors")["a"], ZEROS)
-
-
-def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {})
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a.safetensors").stat().st_mode & 0o777 == 0o640

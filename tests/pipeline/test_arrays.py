@@ -7,12 +7,12 @@ import av
 import numpy as np
 import pytest
 import torch
+from loading import open_loader
 from made_videos import encode
 
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.decoding.sources import decode_frames, find_source, scale_frames
-from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.reading.reader import Reader
@@ -50,10 +50,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches(shards: Path | list[Path], **settings: object) -> tuple[TrainingPlan, torch.Tensor]:
     config = DataConfig(str(shards), frame_stride=2, num_workers=1, decoder="pyav", **settings)  # type: ignore[arg-type]
-    dataset = ShardDataset.open(config)
-    plan = TrainingPlan(dataset, config, num_frames=4, image_size=24, seed=0, batch_size=6)
-    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
-        return plan, next(iter(loader.batches(0))).clip.clone()
+    shape = {"num_frames": 4, "image_size": 24, "batch_size": 6}
+    with open_loader(ShardDataset.open(config), config, **shape) as (plan, loader):
+        return plan, next(loader.batches(0)).clip
 
 
 def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Path) -> None:

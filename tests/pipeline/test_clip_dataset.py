@@ -3,13 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from loading import open_loader
 from torch.utils.data import DataLoader
 
 from common.errors import InputError
 from pipeline.clip_dataset import ClipDataset
 from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 
 CLIPS = {"num_frames": 4, "image_size": 32, "batch_size": 5, "seed": 3, "frame_stride": 2}
@@ -25,9 +24,7 @@ def is_same(one, other) -> bool:
 
 def test_a_plain_loop_gets_the_clips_of_training(short_shards: Path) -> None:
     config = DataConfig(shards=str(short_shards), frame_stride=2)
-    dataset = ShardDataset.open(config)
-    plan = TrainingPlan(dataset, config, num_frames=4, image_size=32, seed=3, batch_size=5)
-    with ClipLoader(dataset, plan, torch.device("cpu"), config, None) as loader:
+    with open_loader(ShardDataset.open(config), config, num_frames=4, seed=3, batch_size=5) as (_, loader):
         expected = read(loader.batches(0), 6)
     clips = ClipDataset(short_shards, **CLIPS)
     assert is_same(read(DataLoader(clips, batch_size=None), 6), expected)

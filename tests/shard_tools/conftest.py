@@ -7,7 +7,9 @@ import pytest
 from shard_making import NUM_FRAMES, NUM_VIDEOS, make, run_here
 
 from shard_tools import synthetic_videos
-from shard_tools.workers import ENGINES, run_in_processes
+from shard_tools.workers import ENGINES
+
+PROCESSES = ENGINES["processes"]
 
 
 @pytest.fixture(scope="package")
@@ -50,4 +52,4 @@ def _in_this_process() -> Iterator[None]:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give worker processes to tests that want them."""
-    monkeypatch.setitem(ENGINES, "processes", run_in_processes)
+    monkeypatch.setitem(ENGINES, "processes", PROCESSES)

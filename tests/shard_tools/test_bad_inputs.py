@@ -166,13 +166,10 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ),
     ("nowhere out", "nowhere does not exist"),
     ("pictures out", r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg"),
-    ("empty.csv out", "empty.csv is empty"),
-    ("broken.json out", "broken.json is not a list of videos"),
+    ("empty.csv out", "empty.csv is empty"), ("broken.json out", "broken.json is not a list of videos"),
     ("quote.csv out", r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed"),
-    ("videos empty.csv", "empty.csv is a file"),
-    ("videos videos/shards", "lies inside the input"),
-    ("videos videos", "lies inside the input"),
-    ("absent.csv out", "none of 2 videos can be used"),
+    ("videos empty.csv", "empty.csv is a file"), ("videos videos/shards", "lies inside the input"),
+    ("videos videos", "lies inside the input"), ("absent.csv out", "none of 2 videos can be used"),
     ("binary.csv out", "binary.csv is not a text file in UTF-16"),
     ("list.txt.gz out", r"list\.txt\.gz is compressed \(gzip\): unpack it"),
     ("rubbish out", "none of 1 videos can be used"),
@@ -194,7 +191,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos", "the following arguments are required: output; `.*` lists every option"),
     ("videos out --frame_stride 2", "there is no option --frame_stride: did you mean --frame-stride"),
     ("videos out --encode av2", "--encode: invalid choice: 'av2'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "sentence"), BAD_COMMANDS)

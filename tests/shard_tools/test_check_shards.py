@@ -145,10 +145,10 @@ def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("fps", 7.4, "it has 7.5 fps instead of 7.4"),
-        ("height", 48, "it has 64x64 pixels instead of 64x48"),
-        ("codec", "hevc", "it is h264 instead of hevc"),
-        ("num_frames", 4, "5 frames decode instead of 4"),
+        ("fps", 7.4, "its fps is 7.5 instead of 7.4"),
+        ("height", 48, "its height is 64 instead of 48"),
+        ("codec", "hevc", "its codec is h264 instead of hevc"),
+        ("num_frames", 4, "its num_frames is 5 instead of 4"),
     ],
 )
 def test_what_decodes_is_compared(copied: Path, name: str, value: object, says: str) -> None:

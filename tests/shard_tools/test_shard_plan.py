@@ -2,7 +2,7 @@
 
 import os
 import tracemalloc
-from itertools import chain, groupby
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def test_keys_differ_between_sources() -> None:
 
 def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     classes = sorted({item.label for item in items if item.label})
-    groups = (list(group) for _, group in groupby(items, attrgetter("source")))
-    counts, videos = assign_shards(groups, Settings(**settings), classes)  # type: ignore[arg-type]
+    counts, videos = assign_shards(items, Settings(**settings), classes)  # type: ignore[arg-type]
     shards: dict[str, list[Entry]] = {}
     for entry in sorted(chain(*videos), key=attrgetter("position")):
         shards.setdefault(entry.shard, []).append(entry._replace(shard="", position=0))
@@ -58,31 +57,15 @@ def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
     return list(shards.values())
 
 
-def numbered(count: int, sizes: list[int] | None = None) -> list[Item]:
-    return [Item(f"{n:05d}.mp4", "", (str(n // 100),), sizes[n] if sizes else 1000) for n in range(count)]
+def numbered(count: int) -> list[Item]:
+    return [Item(f"{n:05d}.mp4", "", (str(n // 100),)) for n in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("count", "at_least", "expected"),
-    [(0, 16, 0), (1, 1, 1), (3, 16, 3), (100, 16, 16), (256, 1, 1), (257, 1, 2), (1000, 1, 4)],
-)
-def test_shards_have_equal_counts(count: int, at_least: int, expected: int) -> None:
-    lengths = [len(entries) for entries in shard(numbered(count), min_shards=at_least)]
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (256, 1), (257, 2), (1000, 4)])
+def test_shards_have_equal_counts(count: int, expected: int) -> None:
+    lengths = [len(entries) for entries in shard(numbered(count))]
     assert (sum(lengths), len(lengths)) == (count, expected)
     assert max(lengths, default=0) - min(lengths, default=0) <= 1
-
-
-def test_shards_have_about_equal_bytes() -> None:
-    sizes = [1_000_000 + 50_000 * (n % 37) for n in range(400)]
-    shards = shard(numbered(400, sizes), shard_mb=50)
-    totals = [sum(sizes[int(entry.source[:5])] for entry in entries) for entries in shards]
-    assert len(shards) == round(sum(sizes) / 50e6)
-    assert max(totals) - min(totals) <= 2 * max(sizes)
-    cuts = [Item("long.mp4", "long.mp4", size=1_000_000_000, segment=Segment(n, n + 1)) for n in range(1000)]
-    assert len(shard(cuts, shard_mb=100)) == 10, "a video's bytes are shared by its segments"
-    with_giant = shard(numbered(5, [1, 1, 10**9, 1, 1]), shard_mb=100)
-    assert all(with_giant)
-    assert sum(map(len, with_giant)) == 5
 
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
@@ -105,7 +88,7 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> Non
         inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
         inputs.deduplicate(unlabeled=False)
         inputs.compare((), ())
-        save_plan(tmp_path / "plan.jsonl", split_videos(inputs.new(), Settings()), Settings(), [], {}, False, 0)
+        save_plan(tmp_path / "plan.jsonl", split_videos(inputs.new(), Settings()), Settings(), [], {}, 0)
         assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

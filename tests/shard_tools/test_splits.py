@@ -52,7 +52,7 @@ def test_copies_and_look_alikes_on_both_sides_are_named(tmp_path: Path, capsys: 
     assert {(row["validation"], row["train"], row["why"].partition(" ")[2]) for row in found} == {
         ("b2.mp4", "b1.mp4", "same bytes"), ("a2.mp4", "a1.mp4", "of 192 bits differ"),
     }  # fmt: skip
-    assert "of validation, 2 videos show what one of train shows (b2.mp4 and b1.mp4" in capsys.readouterr().err
+    assert "of validation, 2 videos show what one of train shows (" in capsys.readouterr().err
     persons = ["--hold-out", "0.4", "--group-by", "name:[a-z]+"]
     assert make(videos, tmp_path / "by group", *persons) == 0
     sides = [{sample.source.rstrip(".mp4123") for _, sample in all_samples(tmp_path / "by group" / side)}

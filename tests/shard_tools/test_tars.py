@@ -36,26 +36,21 @@ def by_source(path: Path, skipped: Skipped | None = None) -> dict[str, Item]:
     return {item.source: item for item in read_inputs(str(path), skipped=skipped)}
 
 
-LABELLED = {
-    "./a.mp4": "./a.cls",
-    "b.left.mp4": "b.cls",
-    "c.left.mp4": "c.left.cls",
-    "v1.0/d.mp4": "v1.0/d.cls",
-    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json",
-    "in/folders/i.mp4": "in/folders/i.cls",
-}
+LABELS = {
+    "./a.mp4": "./a.cls", "b.left.mp4": "b.cls", "c.left.mp4": "c.left.cls", "v1.0/d.mp4": "v1.0/d.cls",
+    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json", "in/folders/i.mp4": "in/folders/i.cls",
+}  # fmt: skip
 
 
 def test_every_name_that_webdataset_reads_is_a_video_with_its_label(tmp_path: Path) -> None:
     members = []
-    for number, (video, label) in enumerate(LABELLED.items()):
+    for number, (video, label) in enumerate(LABELS.items()):
         text = json.dumps({"label": f"class {number}"}) if label.endswith("json") else f"class {number}"
         members += [(video, video.encode()), (label, text.encode())]
     items = by_source(packed(tmp_path / "x.tar", members))
-    names = [name.removeprefix("./") for name in LABELLED]
-    assert {source: item.label for source, item in items.items()} == {
-        f"x.tar/{name}": f"class {number}" for number, name in enumerate(names)
-    }
+    names = [name.removeprefix("./") for name in LABELS]
+    labels = {f"x.tar/{name}": f"class {number}" for number, name in enumerate(names)}
+    assert {source: item.label for source, item in items.items()} == labels
     assert not any(item.problem for item in items.values())
 
 
@@ -63,10 +58,8 @@ def test_a_folder_of_tars_beside_somebody_elses_description(tmp_path: Path) -> N
     for name in "ab":
         packed(tmp_path / f"{name}.tar", [(f"{name}.mp4", b"video"), (f"{name}.cls", b"left")])
     (tmp_path / "dataset.json").write_text('{"name": "somebody else\'s"}')
-    assert {source: item.label for source, item in by_source(tmp_path).items()} == {
-        "a.tar/a.mp4": "left",
-        "b.tar/b.mp4": "left",
-    }
+    labels = {source: item.label for source, item in by_source(tmp_path).items()}
+    assert labels == {"a.tar/a.mp4": "left", "b.tar/b.mp4": "left"}
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -17,7 +17,7 @@ from shard_making import hashes, list_segments, make, run_here
 
 from common.errors import InputError
 from shard_tools import make_shards
-from shard_tools.workers import ENGINES, Failed, run_in_processes, run_on_ray
+from shard_tools.workers import ENGINES, Failed, Processes, RayCluster, run_jobs
 
 
 def act(job: str) -> str:
@@ -41,7 +41,7 @@ def act(job: str) -> str:
 
 def test_a_crash_costs_its_own_job_only(tmp_path: Path) -> None:
     jobs = ["a", "crash", "b", "exit", "c", f"crash-once {tmp_path}/seen", "d"]
-    results = dict(run_in_processes(act, jobs, 2, 60))
+    results = dict(run_jobs(Processes, act, jobs, 2, 60))
     assert results.keys() == set(jobs)
     assert results["crash"] == Failed("the process that worked on it died (SIGSEGV)")
     assert results["exit"] == Failed("the process that worked on it died (exit code 7)")
@@ -49,12 +49,12 @@ def test_a_crash_costs_its_own_job_only(tmp_path: Path) -> None:
 
 
 def test_a_job_that_hangs_is_ended_and_leaving_early_ends_all_workers() -> None:
-    assert dict(run_in_processes(act, ["hang", "a", "b"], 2, 2)) == {
+    assert dict(run_jobs(Processes, act, ["hang", "a", "b"], 2, 2)) == {
         "hang": Failed("it made no progress for 2 seconds", timed_out=True),
         "a": "A",
         "b": "B",
     }
-    results = run_in_processes(act, ["a", "hang", "hang"], 2, 60)
+    results = run_jobs(Processes, act, ["a", "hang", "hang"], 2, 60)
     assert next(results)[1] == "A"
     results.close()  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == []
@@ -69,7 +69,7 @@ def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capf
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.set_executable(str(script))
     try:
-        results = run_in_processes(act, ["a", f"stubborn {tmp_path}/at_work"], 2, 60)
+        results = run_jobs(Processes, act, ["a", f"stubborn {tmp_path}/at_work"], 2, 60)
         next(results)
         while not (tmp_path / "at_work").exists():
             time.sleep(0.01)
@@ -83,10 +83,10 @@ def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capf
 
 RUN = """
 import threading, time
-from shard_tools.workers import run_in_processes
+from shard_tools.workers import Processes, run_jobs
 threading.Thread(target=time.sleep, args=[60], daemon=True).start()  # takes signals that the main thread blocks
 print("ready", flush=True)
-for job, result in run_in_processes(len, ["a"] * 100_000, 2, 60):
+for job, result in run_jobs(Processes, len, ["a"] * 100_000, 2, 60):
     print(result, flush=True)
 """
 
@@ -108,7 +108,7 @@ def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="pip install ray"):
-        next(run_on_ray(len, [], 1, 60))
+        next(run_jobs(RayCluster, len, [], 1, 60))
 
 
 @pytest.mark.slow  # 30 s: two clusters start
@@ -133,8 +133,8 @@ def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
             time.sleep(1000)
         return job.upper()
 
-    results = dict(run_on_ray(act_there, ["a", "crash", "b"], 2, 60))
-    results |= dict(run_on_ray(act_there, ["hang"], 2, 5))
+    results = dict(run_jobs(RayCluster, act_there, ["a", "crash", "b"], 2, 60))
+    results |= dict(run_jobs(RayCluster, act_there, ["hang"], 2, 5))
     assert results["crash"] == Failed("the process that worked on it died, or made no progress for 60 seconds")
     assert results["hang"] == Failed("the process that worked on it died, or made no progress for 5 seconds")
     assert (results["a"], results["b"]) == ("A", "B")

@@ -143,14 +143,6 @@ def test_an_average_goes_on_in_a_fork(tiny_run, arguments, tmp_path):
         assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name))
 
 
-def test_the_name_of_a_run_is_enough_to_resume_it(source, tmp_path):
-    whole = take_back(source, 6)
-    run(f"run={source}", "keep_checkpoints=1")
-    assert is_same(load_weights(source, 6), whole)
-    with pytest.raises(InputError, match=r"data\.shards is empty"):
-        load_config([f"run={tmp_path / 'none'}"])
-
-
 def test_clips_that_are_not_square_resume(tiny_run, arguments, tmp_path):
     """From weights of square ones."""
     wide = ["model.image_size=[16,48]", f"init_from={tiny_run}", "steps=2", "checkpoint_every=1"]

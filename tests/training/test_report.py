@@ -30,17 +30,8 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
          "step_time_ms": 500.0, "data_wait_fraction": 0.25, "grad_norm": float("nan")}
         for step in range(10, 1001, 10)
     ]  # fmt: skip
-    lines.insert(
-        50,
-        {
-            "step": 500,
-            "evaluation/reconstruction_loss": 0.75,
-            "evaluation/knn_top1": 0.5,
-            "evaluation/knn_videos": 9,
-            "evaluation/num_videos": 9,
-            "evaluation/majority_top1": 0.4,
-        },
-    )
+    scores = {"reconstruction_loss": 0.75, "knn_top1": 0.5, "knn_videos": 9, "num_videos": 9, "majority_top1": 0.4}
+    lines.insert(50, {"step": 500} | {f"evaluation/{name}": value for name, value in scores.items()})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + "no line of a run\n" + '{"step": 1010, "lo')
     bad = [{"key": f"bad{i}", "where": "shard", "reason": "<u>cut off"} for i in range(60)]
@@ -54,9 +45,7 @@ def test_it_says_what_was_run_and_where_it_stands(run: Path, config: TrainConfig
     assert "no step has been logged yet" in (tmp_path / "report.html").read_text()
     text = (run / "report.html").read_text()
     assert "step 1,000 of 2,000 (50%), about 8.3 min left; step 500: held-out loss 0.750, k-NN 0.500 ±" in text
-    assert '<td>data_wait (%)</td><td class="number">25</td>' in text, "as the progress bar shows it"
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
-    assert '<td>evaluation/knn_top1</td><td class="number">0.5</td>' in text
     assert "Corrupt videos: 60" in text
     assert text.count("cut off") == 50
     assert "step-00001000" in text

@@ -14,7 +14,6 @@ from made_videos import broken_copy, encode, write_shards
 from runs import is_same, load_weights, read_rows, saved_steps
 
 from common.errors import InputError
-from model.tokenizer import position_table
 from model.weights import pretrained
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from train import train
@@ -98,19 +97,6 @@ def test_after_kills_at_random_moments_a_run_ends_with_the_same_weights(tiny_run
     assert [row["loss"] for row in read_rows(run)] == [row["loss"] for row in read_rows(tiny_run)]
 
 
-def test_every_step_is_in_one_row_of_the_log_also_after_a_resume(tiny_run, arguments, tmp_path):
-    run, arguments = tmp_path / "run", [*arguments, "log_every=4"]
-    train(parse(arguments))
-    whole = {row["step"]: row["loss"] for row in read_rows(run)}
-    by_step = [row["loss"] for row in read_rows(tiny_run)]
-    assert whole == {
-        3: pytest.approx(sum(by_step[:3]) / 3), 4: pytest.approx(by_step[3]), 6: pytest.approx(sum(by_step[4:]) / 2)
-    }  # fmt: skip
-    shutil.rmtree(run / "checkpoints/step-00000006")
-    train(parse(arguments))
-    assert {row["step"]: row["loss"] for row in read_rows(run)} == whole
-
-
 def test_another_configuration_in_the_same_directory_is_refused(tiny_run, arguments):
     with pytest.raises(InputError, match=r"model.mask_ratio: 0\.75 -> 0\.5.* start a new run= with init_from="):
         train(parse([*arguments, f"run={tiny_run}", "model.mask_ratio=0.5"]))
@@ -135,13 +121,6 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(arguments, tmp_pa
         (row,) = read_rows(run)
         found.append([row["loss"], row["grad_norm"]])
     assert found[1:] == [pytest.approx(found[0], rel=1e-5)] * 2
-
-
-def test_a_command_with_bad_input_ends_with_one_sentence(arguments, tmp_path):
-    done = forked.run([sys.executable, ROOT / "train.py", *arguments, "data.shards=/nowhere"])
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -179,23 +158,16 @@ def test_the_recipe_for_long_clips_takes_clips_longer_than_their_videos(num_fram
     assert config.model.num_reconstructed == int(0.15 * (config.model.num_tokens - config.model.num_visible))
 
 
-def test_a_place_has_the_same_position_whatever_the_number_of_frames() -> None:
-    tables = [position_table("separable-3d", (time, 2, 3), 48) for time in (16, 32, 64)]
-    for table in tables[1:]:
-        assert torch.equal(table[: 16 * 6], tables[0])
-    assert len({tuple(row) for row in tables[2].tolist()}) == 64 * 6, "all tokens differ"
-
-
 def test_a_run_resumes_with_the_teacher_that_it_began_with(tiny_run: Path, arguments: list[str], tmp_path: Path):
     teacher = Path(shutil.copytree(tiny_run, tmp_path / "teacher"))
-    target = ["model.target=teacher", "model.loss=cosine", "model.visible_loss_weight=0.1"]
+    target = ["model.target=teacher", "model.loss=cosine"]
     given = [*arguments, *target, "evaluation.every=4", "steps=4"]
     train(parse([*given, f"model.teacher={teacher}"]))
     whole = load_weights(tmp_path / "run", 4)
     assert whole["decoder.head.weight"].shape[0] == 96
     assert not any(name.startswith("target") for name in whole)
     newest = max((tmp_path / "run/checkpoints").glob("step-*"))
-    assert len(json.loads((newest / "train_state.json").read_text())["state"]["target"]) == 64
+    assert len(json.loads((newest / "train_state.json").read_text())["target"]) == 64
     assert len(list((tmp_path / "run/figures").iterdir())) == 2, "errors and masks are plotted without reconstructions"
 
     shutil.rmtree(newest)

@@ -144,7 +144,8 @@ class Classification(Task):
         has all that evaluate.py needs, if no better one is there."""
         if self.validation is None:
             return
-        model, config = self.model if self.average is None else self.average.module, self.config
+        model: Any = self.model if self.average is None else self.average.module
+        config = self.config
         evaluator = Evaluator(
             self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
         )
@@ -158,6 +159,6 @@ class Classification(Task):
         if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
-            self.baselines = self.baselines or self.held_out.evaluate_pixels(self.dist)
+            self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
             found = self.baselines | found
         log.evaluation(step, found)
