@@ -231,29 +231,24 @@ def make_results(found: Predictions, dataset: ShardDataset, options: argparse.Na
     return results | {"per_class": {name: {"videos": count, score: value} for name, count, value in rows}}
 
 
-def list_predictions(found: Predictions, dataset: ShardDataset) -> list[dict[str, Any]]:
-    """List the label of every video, or its labels, and the most probable class; the most confident mistakes first."""
-    names, rows = dataset.info.classes, zip(dataset.samples, *found.probabilities.max(dim=1), strict=True)
+def list_predictions(found: Predictions, dataset: ShardDataset) -> list[tuple[str, str, str, str, float]]:
+    """List key, source, label or labels, most probable class and its probability of every video, the most confident
+    mistakes first."""
+    names = dataset.info.classes
+    labels = [";".join(names[label] for label in sample.labels or ()) for sample in dataset.samples]
+    rows = zip(dataset.samples, labels, *found.probabilities.max(dim=1), strict=True)
     listed = [
-        {
-            "key": sample.key,
-            "source": sample.source,
-            "label": ";".join(names[label] for label in sample.labels or ()),
-            "predicted": names[int(predicted)],
-            "probability": round(float(probability), 6),
-        }
-        for sample, probability, predicted in rows
+        (sample.key, sample.source, label, names[int(best)], round(float(p), 6)) for sample, label, p, best in rows
     ]
-    return sorted(listed, key=lambda row: (row["label"] == row["predicted"], -row["probability"]))
+    return sorted(listed, key=lambda row: (row[2] == row[3], -row[4]))
 
 
 def write_results(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    predictions = list_predictions(found, dataset)
     table = io.StringIO()
-    writer = csv.DictWriter(table, list(predictions[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(predictions)
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(("key", "source", "label", "predicted", "probability"))
+    writer.writerows(list_predictions(found, dataset))
     write_text(folder / "predictions.csv", table.getvalue())
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)

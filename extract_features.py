@@ -8,13 +8,12 @@ windows end at the first frame and at every --stride-th after it, and see nothin
 before them; --pad --stride 1 is a vector a frame.
 
 Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D]
-fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of the first and the last
-frame of the window: source frames since the first one of the video, segment or episode, and seconds in the source,
-where that begins at `offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source,
-segment, episode, offset, label, `fields`, which are what else a list says of it, as JSON, and, if it is damaged,
-`incomplete`: why the rest of it is missing. With --format npz, files are NumPy's. With --format parquet, they have a
-row per window, with the metadata, `first_frame`, `last_frame`, `start` and `end` (seconds) as columns: OUT is a table.
-Videos that have a file are skipped, so re-running the command continues.
+fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of its first and last frame:
+source frames since the first one of the video, segment or episode, and seconds in the source, where that begins at
+`offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, segment, episode, offset,
+label, `fields` (what else a list says of it, as JSON) and `incomplete`: why the rest of a damaged video is missing.
+With --format npz, files are NumPy's; with --format parquet, they have a row per window, with the metadata,
+`first_frame`, `last_frame`, `start` and `end` (seconds) as columns. Videos that have a file are skipped.
 """
 
 import argparse

@@ -195,17 +195,6 @@ def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
         assert [read_number(frame) for frame in clip.frames.numpy()] == [(first + number) % 22 for number in numbers]
 
 
-def test_frames_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
-    wide = sheet.Row("frames", np.zeros((2, 30, 40, 3), np.uint8))
-    tall = sheet.Row("clip", np.full((2, 32, 32, 3), 200, np.uint8))
-    layout = Layout.fit([wide, tall], 2)
-    picture = np.asarray(sheet.render_sheet([wide, tall], range(2), layout))[:, layout.label :]
-    assert (picture[: layout.height, : layout.width - 1] == 0).all()  # but for rounding
-    square = picture[layout.height + GAP :][: layout.height]
-    assert (square[:, : layout.height] == 200).all()
-    assert (square[:, layout.height : layout.width] == 255).all()
-
-
 def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(tmp_path: Path, videos: Path) -> None:
     for i in range(10):
         (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
