@@ -29,6 +29,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FEW_CLIPS, NUM_TEST_CLIPS = "cpu/few_clips", 212
+MEASURES = {"finetune_top1": "fine-tuned", "attentive_probe_top1": "attentive probe", "linear_top1": "linear"}
 FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
 PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
 BLUE, GRAY, RED = "#2471a3", "#95a5a6", "#c0392b"
@@ -153,9 +154,8 @@ def plot_few_clips() -> Figure:
     """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
     top1 = {f"{row['features']}, linear": row["linear_top1"] for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json")}
     for row in read_rows(f"{FEW_CLIPS}/masking_study.json"):
-        name = row["strategy"].replace(":", ", ").replace("model.", "")
-        top1 |= {f"{name}, fine-tuned": row["finetune_top1"]}
-        top1 |= {f"{name}, linear": row["linear_top1"]} if row.get("linear_top1") is not None else {}
+        name = "from scratch" if row["strategy"] == "scratch" else f"pre-trained, {row['strategy']} masks"
+        top1 |= {f"{name}, {title}": row[key] for key, title in MEASURES.items() if key in row}
     top1 = dict(sorted(top1.items(), key=itemgetter(1)))
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.subplots()
