@@ -3,9 +3,9 @@
 Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
-from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident
-mistakes first) and results.json to --output, with the scores of each class and a confusion matrix. With --keep, it also
-has the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
+from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident mistakes
+first), confusion.png and results.json, with the scores of each class, to --output. With --keep, results.json also has
+the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
 pre-training.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
@@ -69,9 +69,10 @@ import torch
 from jaxtyping import Float
 from safetensors import safe_open
 
-from common.atomic_io import write_json, write_text
+from common.atomic_io import atomic_write, write_json, write_text
 from common.devices import explain_out_of_memory
 from common.logging import format_duration, log
+from figures.confusion import plot_confusion
 from model.classifier import load_classifier
 from model.encoder import SELECTIONS
 from model.weights import pretrained
@@ -250,6 +251,9 @@ def write_results(folder: Path, results: dict[str, Any], found: Predictions, dat
     writer.writerow(("key", "source", "label", "predicted", "probability"))
     writer.writerows(list_predictions(found, dataset))
     write_text(folder / "predictions.csv", table.getvalue())
+    if "confusion" in results:
+        with atomic_write(folder / "confusion.png") as partial:
+            plot_confusion(results, dataset.info.classes).savefig(partial, format="png", dpi=110)
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
 
