@@ -16,6 +16,7 @@ from dataclasses import fields
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from common.arguments import ArgumentParser, parse_part
 from common.cpus import count_cpus
@@ -230,8 +231,8 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     info = build.done
     if info is None:
         raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
-    equal = {"under several names": "duplicates", "with several labels": "conflicts"}
-    for what, groups in ((what, info.report.get(name)) for what, name in equal.items()):
+    for what, name in (("under several names", "duplicates"), ("with several labels", "conflicts")):
+        groups: Any = info.report.get(name)
         if groups:
             names = ", ".join(map(printable, groups[0][:3]))
             found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
