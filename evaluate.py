@@ -253,7 +253,7 @@ def write_results(folder: Path, results: dict[str, Any], found: Predictions, dat
     write_text(folder / "predictions.csv", table.getvalue())
     if "confusion" in results:
         with atomic_write(folder / "confusion.png") as partial:
-            plot_confusion(results, dataset.info.classes).savefig(partial, format="png", dpi=110)
+            plot_confusion(results, dataset.info.classes).savefig(partial, format="png", dpi=110, bbox_inches="tight")
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
 

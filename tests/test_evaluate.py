@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from made_videos import broken_copy
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
@@ -75,6 +76,7 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     for name in ("top1", "nll"):
         assert results[name] == validated[f"evaluation/{name}"]
     assert sum(map(sum, results["confusion"])) == 16
+    assert Image.open(tmp_path / "confusion.png").width > 300
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["source"] for row in rows} == {sample.source for sample in ShardDataset.open(synthetic_shards).samples}
