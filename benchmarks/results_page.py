@@ -154,7 +154,9 @@ def plot_few_clips() -> Figure:
     """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
     top1 = {f"{row['features']}, linear": row["linear_top1"] for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json")}
     for row in read_rows(f"{FEW_CLIPS}/masking_study.json"):
-        name = "from scratch" if row["strategy"] == "scratch" else f"pre-trained, {row['strategy']} masks"
+        masking, _, settings = row["strategy"].partition(":")
+        name = "from scratch" if masking == "scratch" else f"pre-trained, {masking} masks"
+        name += f", {settings}" if settings else ""
         top1 |= {f"{name}, {title}": row[key] for key, title in MEASURES.items() if key in row}
     top1 = dict(sorted(top1.items(), key=itemgetter(1)))
     figure = Figure(figsize=(8, 3.2), layout="constrained")
