@@ -1,7 +1,7 @@
 """What a model makes of a clip before anything else: grayscale, for one of one channel, and differences of frames."""
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from common.errors import InputError
@@ -36,6 +36,12 @@ def compute_differences(clip: Clip) -> Clip:
     rms = change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt().clamp_min(1)  # noise alone stays weak
     scaled = (change / rms * STRENGTH + STILL).round().clamp(0, 255).to(clip.dtype)
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
+
+
+def measure_change(now: Clip, then: Clip) -> Int[Tensor, "B T H W"]:
+    """Sum the absolute differences of a pixel's channels, without a copy in another type: floats would take four times
+    the bytes."""
+    return (torch.maximum(now, then) - torch.minimum(now, then)).sum(dim=4, dtype=torch.int32)
 
 
 def adapt_channels(clip: Clip, in_channels: int) -> Clip:

@@ -16,7 +16,7 @@ from common.errors import InputError
 from kernels.gumbel_topk import gumbel_topk
 from model.blocks import Block
 from model.casting import Linear
-from model.channels import Clip
+from model.channels import Clip, measure_change
 from model.config import SAMPLER_HEADS, ModelConfig
 from model.registry import MASKS, find_class
 
@@ -145,11 +145,8 @@ class MotionMasking(MaskingStrategy):
         one neighbor.
         """
         t, p = self.tubelet_size, self.patch_size
-        later, earlier = clip[:, t:], clip[:, :-t]
-        change = torch.maximum(later, earlier) - torch.minimum(later, earlier)  # bytes: floats would take four times
-        step = reduce(  # a sum of bytes needs no copy of them in another type
-            change.sum(dim=4, dtype=torch.int32), "b (t pt) (h ph) (w pw) -> b t h w", "sum", pt=t, ph=p, pw=p
-        )
+        change = measure_change(clip[:, t:], clip[:, :-t])
+        step = reduce(change, "b (t pt) (h ph) (w pw) -> b t h w", "sum", pt=t, ph=p, pw=p)
         step = step.float() / (clip.shape[4] * t * p**2)
         to_next, to_previous = torch.cat((step, step[:, -1:]), dim=1), torch.cat((step[:, :1], step), dim=1)
         return ((to_next + to_previous) / 2).log1p().flatten(1)

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from common import devices
 from common.errors import InputError
 from kernels.masked_patch_loss import masked_patch_loss
-from model.channels import STILL, Clip
+from model.channels import STILL, Clip, measure_change
 from model.config import Grid, ModelConfig
 from model.registry import TARGETS, find_class
 
@@ -87,11 +87,9 @@ class MotionEnergyTarget(Target):
     def prepare(self, clip: Clip) -> Float[Tensor, "B N P"]:
         """Compute the energy of all tokens; the last frame's change is that of the one before."""
         if self.config.differences:
-            now, then = clip, torch.full_like(clip, STILL)
+            change = measure_change(clip, torch.full_like(clip, STILL))
         else:
-            now, then = clip[:, :-1], clip[:, 1:]
-        change = (torch.maximum(now, then) - torch.minimum(now, then)).sum(dim=4, dtype=torch.int32)
-        if not self.config.differences:
+            change = measure_change(clip[:, 1:], clip[:, :-1])
             change = torch.cat((change, change[:, -1:]), dim=1)
         side = self.config.patch_size // self.per_side
         energy = reduce(change, "b t (h y) (w x) -> b t h w", "sum", y=side, x=side).float()
