@@ -12,8 +12,7 @@ import fsspec
 
 from common.errors import InputError
 from common.logging import printable
-from shard_tools.encoding.frames import PICTURE
-from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
+from shard_tools.encoding.source import PICTURE, VIDEO_EXTENSIONS, may_be_video
 from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
 from shard_tools.inputs.options import FOLDER, ListOptions
 
