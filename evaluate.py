@@ -66,8 +66,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from safetensors import safe_open
 
 from common.atomic_io import atomic_write, write_json, write_text
 from common.devices import explain_out_of_memory
@@ -81,7 +79,16 @@ from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, HeldOut, Predictions, Views, check_classes, knn_top1, majority_top1
+from training.evaluation import (
+    Evaluator,
+    HeldOut,
+    Predictions,
+    Views,
+    check_classes,
+    knn_top1,
+    majority_top1,
+    read_features,
+)
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 from training.summary import describe_scores, interpret_scores
@@ -180,22 +187,6 @@ def compare_features(options: argparse.Namespace) -> dict[str, Any]:
     accuracy = knn_top1(features, labels, reference, other_labels, allowed)
     counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
     return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
-
-
-def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[torch.Tensor, "V D"]]:
-    """Read the metadata and the mean features of all videos. Raise InputError where there are none, or no labels."""
-    about, features = [], []
-    for file in sorted(folder.rglob("*.safetensors")) if folder.is_dir() else ():
-        with safe_open(file, "pt") as opened:
-            about.append(opened.metadata() or {})
-            if not about[-1].get("label"):
-                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
-            features.append(opened.get_tensor("features").mean(dim=0))
-    if not about:
-        raise InputError(
-            f"{folder} has no features as safetensors: run extract_features.py, or name SHARDS after weights"
-        )
-    return about, torch.stack(features)
 
 
 def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser
@@ -25,7 +24,7 @@ from pipeline.config import DataConfig
 from pipeline.planning.crops import FrameSize
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE
-from training.evaluation import check_labels, knn_top1
+from training.evaluation import check_labels, knn_top1, read_features
 
 GRID, SIDE, FPS = 8, 64, 8.0
 
@@ -42,7 +41,7 @@ def main() -> None:
 
 def classify(train: Path, validation: Path) -> list[Row]:
     """Return the top-1 accuracy of ridge regression and of 20-NN, a row for each kind of features."""
-    (names, given), (true_names, asked) = (zip(*read_features(place), strict=True) for place in (train, validation))
+    (names, given), (true_names, asked) = (zip(*list_features(place), strict=True) for place in (train, validation))
     if missing := set(true_names) - set(names):
         raise InputError(f"{train} has no video of {min(missing)}, a class of {validation}: add some")
     classes = sorted(set(names))
@@ -56,7 +55,7 @@ def classify(train: Path, validation: Path) -> list[Row]:
     return rows
 
 
-def read_features(place: Path) -> Iterator[tuple[str, dict[str, Float[np.ndarray, " D"]]]]:
+def list_features(place: Path) -> Iterator[tuple[str, dict[str, Float[np.ndarray, " D"]]]]:
     """Yield each labeled video's class and its features by kind; raise InputError where there are none."""
     if (place / DATASET_FILE).is_file():
         dataset = ShardDataset.open(str(place))
@@ -64,14 +63,8 @@ def read_features(place: Path) -> Iterator[tuple[str, dict[str, Float[np.ndarray
         for video in list_samples(dataset, "", FrameSize(SIDE, SIDE), DataConfig(fps=FPS)):
             yield video.label, describe(np.stack([shown[-1] for shown in video.frames()]))
         return
-    files = sorted(place.rglob("*.safetensors"))
-    if not files:
-        raise InputError(
-            f"{place} has neither {DATASET_FILE} nor *.safetensors: give shards or extract_features.py's OUT"
-        )
-    for file in files:
-        with safe_open(file, "numpy") as opened:
-            yield opened.metadata()["label"], {"encoder": opened.get_tensor("features").mean(axis=0)}
+    for about, features in zip(*read_features(place), strict=True):
+        yield about["label"], {"encoder": features.numpy()}
 
 
 def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:

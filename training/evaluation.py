@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from common.devices import Precision, autocast_to
@@ -148,6 +150,23 @@ class Evaluator:
 
 def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)) -> Int[Tensor, " samples"]:
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
+
+
+def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V D"]]:
+    """Read the metadata and the mean features of all labeled videos that extract_features.py has written to a folder.
+
+    Raise InputError where there are none, or one has no label.
+    """
+    about, features = [], []
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            about.append(opened.metadata() or {})
+            if not about[-1].get("label"):
+                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
+            features.append(opened.get_tensor("features").mean(dim=0))
+    if not about:
+        raise InputError(f"{folder} has no features as safetensors: run extract_features.py, or name labeled shards")
+    return about, torch.stack(features)
 
 
 def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:
