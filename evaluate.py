@@ -83,7 +83,6 @@ from training.evaluation import (
     Evaluator,
     HeldOut,
     Predictions,
-    Views,
     check_classes,
     knn_top1,
     majority_top1,
@@ -122,9 +121,9 @@ def evaluate(options: argparse.Namespace) -> None:
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
         baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
-        views = Views(options.clips, options.crops, options.batch_size)
+        views = options.batch_size, options.clips, options.crops, multi_label
         evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
-        found = evaluator.predict(model, views, multi_label)
+        found = evaluator.predict(model, *views)
         kept = []
         if options.keep:
             clips = {"num_frames": shape.num_frames, "image_size": shape.image_size}
@@ -132,7 +131,7 @@ def evaluate(options: argparse.Namespace) -> None:
             ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]
             for by, keep in product(ways, sorted(set(options.keep))):
                 select = partial(encoder.select_tokens, keep=keep, by=by)
-                kept.append({"by": by, "keep": keep, **evaluator.predict(model, views, multi_label, select).scores()})
+                kept.append({"by": by, "keep": keep, **evaluator.predict(model, *views, select).scores()})
         if dist.is_main:
             results = baselines | make_results(found, dataset, options) | {"kept": kept}
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)

@@ -36,7 +36,7 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, Views, average_precision, knn_top1
+from training.evaluation import Evaluator, Predictions, average_precision, knn_top1
 from training.logger import read_rows
 from training.summary import interpret_scores
 
@@ -151,7 +151,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     model = VideoClassifier(SHAPE, 2)
     with torch.no_grad():
         model.head.weight.mul_(1000)
-    found = Evaluator(dataset, data, SHAPE, ALONE, "fp32").predict(model, Views(2, 3, batch_size=8))
+    found = Evaluator(dataset, data, SHAPE, ALONE, "fp32").predict(model, 8, 2, 3)
     assert model.training
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)

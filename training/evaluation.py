@@ -32,14 +32,6 @@ MASK_SEED = 0  # masks are the same at every evaluation, and in every run
 SelectTokens = Callable[[UInt8[Tensor, "B T H W C"]], Int[Tensor, "B K"] | None]
 
 
-class Views(NamedTuple):
-    """The views of a video over which a classifier's probabilities are averaged."""
-
-    num_clips: int = 1  # along time
-    num_crops: int = 1  # along the longer side
-    batch_size: int = 8
-
-
 class Predictions(NamedTuple):
     """Of all V videos, on the CPU, in the order of ShardDataset.samples."""
 
@@ -125,12 +117,19 @@ class Evaluator:
         return sum_over_ranks(results).cpu()
 
     def predict(
-        self, model: nn.Module, views: Views, multi_label: bool = False, select: SelectTokens = lambda clip: None
+        self,
+        model: nn.Module,
+        batch_size: int,
+        num_clips: int = 1,
+        num_crops: int = 1,
+        multi_label: bool = False,
+        select: SelectTokens = lambda clip: None,
     ) -> Predictions:
-        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video, of which the
-        tokens at the ids that `select` returns are encoded, by default all."""
-        batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
-        plan = self.make_plan(batch_size, views.num_clips, views.num_crops)
+        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
+        time, and crops along the longer side. Of each, the tokens at the ids that `select` returns are encoded, by
+        default all."""
+        batch_size = max(1, batch_size // num_crops) * num_crops  # crops of a clip share its decode
+        plan = self.make_plan(batch_size, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
             logits = model(batch.clip, select(batch.clip)).float()
@@ -141,7 +140,7 @@ class Evaluator:
             raise InputError(
                 "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
             )
-        mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
+        mean = probabilities.unflatten(0, (-1, num_clips * num_crops)).mean(dim=1)
         if multi_label:
             labels = self.dataset.mark_classes(sample.labels or () for sample in self.dataset.samples)
             return Predictions(mean, torch.from_numpy(labels))

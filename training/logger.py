@@ -187,12 +187,10 @@ class Logger:
 def start_wandb(folder: Path, config: TrainConfig) -> Any:
     """Start the W&B run of a run directory, one however often it is resumed: it copies what TensorBoard gets.
 
-    WANDB_MODE=offline keeps it on this machine. Raise InputError if the package is missing or the service refuses.
+    WANDB_MODE=offline keeps it on this machine. Raise InputError if the service refuses.
     """
-    try:
-        import wandb
-    except ImportError as error:
-        raise InputError("wandb=true, and wandb is not installed: pip install 'adamae[wandb]'") from error
+    import wandb
+
     run_id = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         return wandb.init(

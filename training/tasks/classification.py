@@ -20,7 +20,7 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import Evaluator, HeldOut, Views, check_classes, check_labels
+from training.evaluation import Evaluator, HeldOut, check_classes, check_labels
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -149,7 +149,7 @@ class Classification(Task):
         evaluator = Evaluator(
             self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
         )
-        found = evaluator.predict(model, Views(batch_size=config.batch_size), self.multi_label).scores()
+        found = evaluator.predict(model, config.batch_size, multi_label=self.multi_label).scores()
         best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
             best.parent.mkdir(parents=True, exist_ok=True)
