@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.arguments import ArgumentParser, PositiveInt
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
-from benchmarks.linear_baseline import classify
+from benchmarks.linear_baseline import classify, encode_videos
 from common.atomic_io import write_json
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -32,8 +32,6 @@ from common.logging import log
 from common.yaml_io import read_yaml
 from evaluate import evaluate
 from evaluate import parse_arguments as parse_evaluation
-from extract_features import main as extract_features
-from extract_features import parse_arguments as parse_extraction
 from train import train
 from training.config import parse
 
@@ -147,11 +145,7 @@ class Study:
         if not train(parse(given)):
             raise KeyboardInterrupt
         if task == "pretrain":
-            folders = [run / "features" / name for name in ("train", "validation")]
-            for videos, folder in zip((shards, validation), folders, strict=True):
-                extract_features(parse_extraction([videos, str(folder), f"--model={run}"]))
-            (found,) = classify(*folders)
-            return {name: value for name, value in found.items() if name != "features"}
+            return classify(*(encode_videos(run, videos) for videos in (shards, validation)))
         views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
         newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
         evaluate(parse_evaluation([str(newest), validation, *views, output]))
