@@ -2,8 +2,8 @@
 
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips. Its features of whole videos are classified by ridge regression
-and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (with --labels
+Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are classified by ridge
+regression and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (with --labels
 of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights. `scratch` is
 fine-tuned without pre-training.
 
@@ -145,6 +145,8 @@ class Study:
         if not train(parse(given)):
             raise KeyboardInterrupt
         if task == "pretrain":
+            if not self.preset.get("linear"):
+                return {}
             return classify(*(encode_videos(run, videos) for videos in (shards, validation)))
         views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
         newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
