@@ -3,9 +3,9 @@
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
 Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are classified by ridge
-regression and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (with --labels
-of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights. `scratch` is
-fine-tuned without pre-training.
+regression and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards
+(with --labels of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights.
+`scratch` is fine-tuned without pre-training.
 
 A strategy is a masking or `scratch`, optionally with settings: `adaptive:model.sampler_depth=2,steps=900`.
 `section.key=value` applies to all runs. The presets are in benchmarks/masking_study.yaml. Re-running the command with
