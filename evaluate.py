@@ -178,7 +178,7 @@ def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by their neighbors' features, means over the windows that extract_features.py has encoded."""
+    """Classify videos by their neighbors' features over the windows that extract_features.py has encoded."""
     (about, features), (others, reference) = (read_features(Path(place)) for place in (options.checkpoint, options.knn))
     ids = {label: number for number, label in enumerate(sorted({video["label"] for video in [*about, *others]}))}
     labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))

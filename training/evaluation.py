@@ -151,8 +151,9 @@ def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(No
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
 
 
-def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V D"]]:
-    """Read the metadata and the mean features of all labeled videos that extract_features.py has written to a folder.
+def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V 2D"]]:
+    """Read the metadata and features of all labeled videos that extract_features.py has written to a folder: the mean
+    and the standard deviation over windows, since how features change tells motions apart.
 
     Raise InputError where there are none, or one has no label.
     """
@@ -162,7 +163,8 @@ def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V 
             about.append(opened.metadata() or {})
             if not about[-1].get("label"):
                 raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
-            features.append(opened.get_tensor("features").mean(dim=0))
+            std, mean = torch.std_mean(opened.get_tensor("features"), dim=0, correction=0)
+            features.append(torch.cat((mean, std)))
     if not about:
         raise InputError(f"{folder} has no features as safetensors: run extract_features.py, or name labeled shards")
     return about, torch.stack(features)
