@@ -121,8 +121,8 @@ def evaluate(options: argparse.Namespace) -> None:
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
         baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
-        views = options.batch_size, options.clips, options.crops, multi_label
-        evaluator = Evaluator(dataset, config.data, shape, dist, config.precision)
+        views = multi_label, options.clips, options.crops
+        evaluator = Evaluator(config, dataset, dist)
         found = evaluator.predict(model, *views)
         kept = []
         if options.keep:

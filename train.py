@@ -104,7 +104,7 @@ def train(config: TrainConfig) -> bool:
                     break
     if dist.is_main:
         seconds = time.perf_counter() - started
-        end = describe_end(list(read_rows(run.metrics)), config, state.step, schedule.total_steps, seconds)
+        end = describe_end(read_rows(run.metrics), config, state.step, schedule.total_steps, seconds)
         for line in [STOPPED_LINE] if stopping else end:
             log_line(line, sys.stderr)
     return not stopping

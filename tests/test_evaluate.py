@@ -34,7 +34,7 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from train import train
-from training.config import parse
+from training.config import TrainConfig, parse
 from training.distributed import Distributed
 from training.evaluation import Evaluator, Predictions, average_precision, knn_top1
 from training.logger import read_rows
@@ -148,10 +148,11 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
 def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards):
     dataset = ShardDataset.open(synthetic_shards)
     data = DataConfig(str(synthetic_shards), frame_stride=2, num_workers=1)
+    config = TrainConfig(data, model=SHAPE, batch_size=8, precision="fp32")
     model = VideoClassifier(SHAPE, 2)
     with torch.no_grad():
         model.head.weight.mul_(1000)
-    found = Evaluator(dataset, data, SHAPE, ALONE, "fp32").predict(model, 8, 2, 3)
+    found = Evaluator(config, dataset, ALONE).predict(model, False, 2, 3)
     assert model.training
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)

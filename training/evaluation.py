@@ -12,13 +12,11 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from common.devices import Precision, autocast_to
+from common.devices import autocast_to
 from common.errors import InputError
 from common.progress import progress_bar
 from model.adamae import AdaMAE
-from model.config import ModelConfig
 from model.encoder import EncoderModel, encode
-from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
@@ -75,17 +73,16 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Computes with all clips of a dataset, the same results at any number of ranks."""
+    """Computes with all clips of a dataset, of the shape config.model, the same results at any number of ranks."""
 
+    config: TrainConfig
     dataset: ShardDataset
-    data: DataConfig
-    shape: ModelConfig  # of the clips
     dist: Distributed
-    precision: Precision
 
     def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
+        model = self.config.model
         return EvaluationPlan(
-            self.dataset, self.data, num_frames=self.shape.num_frames, image_size=self.shape.image_size,
+            self.dataset, self.config.data, num_frames=model.num_frames, image_size=model.image_size,
             batch_size=batch_size, num_temporal=num_clips, num_spatial=num_crops,
             rank=self.dist.rank, world_size=self.dist.world_size,
         )  # fmt: skip
@@ -107,9 +104,9 @@ class Evaluator:
             unit="clip", desc="evaluate", total=len(plan), leave=False, delay=2, disable=not dist.is_main
         )
         try:
-            with bar, ClipLoader(self.dataset, plan, dist.device, self.data, quarantine=None) as loader:
+            with bar, ClipLoader(self.dataset, plan, dist.device, self.config.data, None) as loader:
                 for batch in loader.batches(first=0):
-                    with autocast_to(dist.device, self.precision):
+                    with autocast_to(dist.device, self.config.precision):
                         results[batch.positions[0] : batch.positions[-1] + 1] = function(batch)
                     bar.update(len(batch.positions) * dist.world_size)
         finally:
@@ -117,18 +114,13 @@ class Evaluator:
         return sum_over_ranks(results).cpu()
 
     def predict(
-        self,
-        model: nn.Module,
-        batch_size: int,
-        num_clips: int = 1,
-        num_crops: int = 1,
-        multi_label: bool = False,
+        self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1,
         select: SelectTokens = lambda clip: None,
-    ) -> Predictions:
+    ) -> Predictions:  # fmt: skip
         """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
         time, and crops along the longer side. Of each, the tokens at the ids that `select` returns are encoded, by
         default all."""
-        batch_size = max(1, batch_size // num_crops) * num_crops  # crops of a clip share its decode
+        batch_size = max(1, self.config.batch_size // num_crops) * num_crops  # crops of a clip share its decode
         plan = self.make_plan(batch_size, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
@@ -222,33 +214,40 @@ class HeldOut:
     def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
         that of pixels and of the most common class; without a model, what needs none."""
-        clips = self._encode(model, self.dataset, dist)
-        metrics: dict[str, float] = {"num_videos": len(clips.samples)}
+        samples, losses, thumbnails, features = self._encode(model, self.dataset, dist)
+        metrics: dict[str, float] = {"num_videos": len(samples)}
         if model is not None:
-            metrics["rankme"] = rankme(clips.features)
+            metrics["rankme"] = rankme(features)
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = clips.losses.mean().item()
+            metrics["reconstruction_loss"] = losses.mean().item()
         if not has_same_classes(self.dataset, self.dataset):
             return metrics
-        others = clips if self.reference is self.dataset else self._encode(model, self.reference, dist)
-        labels, other_labels = read_labels(self.dataset, clips.samples), read_labels(self.reference, others.samples)
+        neighbors, _, other_thumbnails, reference = (
+            (samples, losses, thumbnails, features)
+            if self.reference is self.dataset
+            else self._encode(model, self.reference, dist)
+        )
+        labels, other_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
         group = self.config.evaluation.group
-        allowed = find_allowed_neighbors(self.dataset, clips.samples, self.reference, others.samples, group)
+        allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, group)
         metrics["majority_top1"] = majority_top1(labels)
         if allowed.any():
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            distances = torch.cdist(clips.thumbnails, others.thumbnails).masked_fill(~allowed, torch.inf)
+            distances = torch.cdist(thumbnails, other_thumbnails).masked_fill(~allowed, torch.inf)
             is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
             metrics["pixel_top1"] = is_right.double().mean().item()  # what a model must exceed: it tells scenes apart
             if model is not None:
-                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
+                metrics["knn_top1"] = knn_top1(features, labels, reference, other_labels, allowed)
         return metrics
 
-    def _encode(self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed) -> "Encoded":
+    def _encode(
+        self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed
+    ) -> tuple[list[int], Float[Tensor, "V 1"], Float[Tensor, "V P"], Float[Tensor, "V D"]]:
+        """Return V samples and, of a clip of each, loss (of the held-out videos), thumbnail and features."""
         config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
         data = replace(config.data, subset=min(self.max_videos, most))
-        evaluator = Evaluator(dataset, data, config.model, dist, config.precision)
+        evaluator = Evaluator(replace(config, data=data), dataset, dist)
         plan = evaluator.make_plan(min(config.batch_size, 32))
 
         def encode_batch(batch: Batch) -> Float[Tensor, "B 1+P+D"]:
@@ -260,22 +259,11 @@ class HeldOut:
                     losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1, keepdim=True)
                 return torch.cat((losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1)
 
-        module = nn.Identity() if model is None else model
-        assert isinstance(module, nn.Module)
+        module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
         found = evaluator.compute(module, plan, encode_batch, 1 + THUMBNAIL**2 + width)
-        return Encoded(
-            [plan.row(position).sample for position in range(len(plan))], *found.split((1, THUMBNAIL**2, width), dim=1)
-        )
-
-
-class Encoded(NamedTuple):
-    """Of a clip of each of V videos."""
-
-    samples: list[int]
-    losses: Float[Tensor, "V 1"]  # of the held-out videos
-    thumbnails: Float[Tensor, "V P"]
-    features: Float[Tensor, "V D"]
+        losses, thumbnails, features = found.split((1, THUMBNAIL**2, width), dim=1)
+        return [plan.row(position).sample for position in range(len(plan))], losses, thumbnails, features
 
 
 def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:

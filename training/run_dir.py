@@ -151,9 +151,9 @@ class RunDir:
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
         states = {name: module.state_dict() for name, module in modules.items()}
-        snapshot = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
+        weights, moments = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
-        self.writer.start(lambda: self._write(state, *snapshot, metadata, copied))
+        self.writer.start(lambda: self._write(state, weights, moments, metadata, copied))
 
     def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

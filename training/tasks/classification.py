@@ -146,10 +146,8 @@ class Classification(Task):
             return
         model: Any = self.model if self.average is None else self.average.module
         config = self.config
-        evaluator = Evaluator(
-            self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
-        )
-        found = evaluator.predict(model, config.batch_size, multi_label=self.multi_label).scores()
+        evaluator = Evaluator(replace(config, data=replace(config.data, subset=None)), self.validation, self.dist)
+        found = evaluator.predict(model, self.multi_label).scores()
         best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
             best.parent.mkdir(parents=True, exist_ok=True)
