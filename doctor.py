@@ -136,7 +136,7 @@ def main(options: argparse.Namespace) -> int:
     config = options.config
     if not report("GPUs", describe_gpus(config)):
         return 1
-    with Distributed(config.device, config.distributed.timeout_s) as dist:
+    with Distributed(config.device, config.timeout_s) as dist:
         config.global_batch = config.clips_per_step(dist.world_size)
         config.batch_size = min(config.batch_size, -(-config.global_batch // dist.world_size))
         run, is_intact = PlannedRun(config, options.shards, options.seconds, dist), True

@@ -55,7 +55,7 @@ def train(config: TrainConfig) -> bool:
     with (
         StopRequest() as stop,
         numerics(config),
-        Distributed(config.device, config.distributed.timeout_s) as dist,
+        Distributed(config.device, config.timeout_s) as dist,
         RunDir(config, dist) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
         explain_failures(config),
     ):

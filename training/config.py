@@ -77,14 +77,6 @@ class EvaluationConfig:
 
 
 @dataclass
-class DistributedConfig:
-    """How the ranks of a run communicate."""
-
-    timeout_s: float = option(300.0, above=0, free=True)
-    """seconds after which a rank that does not answer ends the run, and is named"""
-
-
-@dataclass
 class TrainConfig:
     """One run."""
 
@@ -95,7 +87,6 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     epochs: float = option(800, above=0)
     """an epoch is every video once, as data.repeats clips"""
@@ -116,6 +107,8 @@ class TrainConfig:
     """optimizer: a fork of the run init_from, whose optimizer, step and place in the data continue"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
+    timeout_s: float = option(300.0, above=0, free=True)
+    """seconds after which a rank that does not answer ends the run, and is named"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """of matrix products; fp32 is used on CPUs without native bf16 support"""
     compile: bool = option(False, free=True)

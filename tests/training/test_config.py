@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import training.config
 from common.errors import InputError
 from training.config import differences, parse, to_yaml
 from training.schedule import Schedule
@@ -16,7 +17,9 @@ from training.schedule import Schedule
     ("override", "says"),
     [
         ("optimizer.beta1=1", "optimizer.beta1 is 1.0: must be at least 0 and below 1"),
-        ("data.fps=0", "data.fps is 0.0: must be "),
+        ("data.fps=.inf", "data.fps is inf: must be finite, above 0, or null"),
+        ("mask_ratio=1", "there is no key mask_ratio: did you mean model.mask_ratio? `train.py --help`"),
+        ("modle.size=tiny", "there is no key modle.size: did you mean model.size"),
         ("evaluation.every=0", "evaluation.every is 0: must be at least 1, or null"),
         ("batch_size=many", "batch_size is many: must be int; `train.py --help` lists every key"),
         ("model.image_size=big", "model.image_size is big: must be int | list[int];"),
@@ -41,6 +44,28 @@ def test_bad_values_are_one_sentence(override, says):
         parse(["data.shards=s", *override.split()])
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_overrides_stand_above_files_wherever_they_are(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("model:\n  size: small\nseed: 7\n")
+    config = parse(["seed=2", "--config", str(file), "data.shards=s"])
+    assert (config.model.size, config.seed) == ("small", 2)
+    file.write_text("quux: {}\n")
+    with pytest.raises(InputError, match=r"x.yaml: there is no key quux: `train.py --help` lists every key$"):
+        parse(["--config", str(file)])
+
+
+def test_every_key_is_explained_by_the_text_below_its_field(capsys):
+    for action in training.config._parser()._actions:
+        assert action.help, f"{action.dest} has no docstring below it"
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index("One run") < text.index("Where clips come from") < text.index("Architecture and objective")
+    assert "seconds after which a rank that does not answer ends the run, and is named (type: float" in text
+    assert text.count("Path to a configuration file") == 0, "of sections"
 
 
 @pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"])

@@ -40,12 +40,10 @@ class Classification(Task):
                 f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a classifier needs two"
                 " classes at least; create shards with all of them (shard_tools/make_shards.py)"
             )
-        self.validation = None
+        self.held_out = HeldOut(config, dataset) if config.evaluation.shards else None
         self.baselines: dict[str, float] = {}
-        if config.evaluation.shards:
-            self.validation = ShardDataset.open(config.evaluation.shards, config.data)
-            check_classes(self.classes, self.multi_label, self.validation)
-            self.held_out = HeldOut(config, dataset)
+        if self.held_out is not None:
+            check_classes(self.classes, self.multi_label, self.held_out.dataset)
         self.is_mixed = bool(config.finetune.mixup or config.finetune.cutmix)
         if self.is_mixed:
             self.clip_multiple = 2
@@ -142,11 +140,11 @@ class Classification(Task):
     def evaluate(self, step: int, log: Logger) -> None:
         """Log accuracy or mAP on the validation videos, one clip each; write checkpoints/best/model.safetensors, which
         has all that evaluate.py needs, if no better one is there."""
-        if self.validation is None:
+        if self.held_out is None:
             return
         model: Any = self.model if self.average is None else self.average.module
         config = self.config
-        evaluator = Evaluator(replace(config, data=replace(config.data, subset=None)), self.validation, self.dist)
+        evaluator = Evaluator(replace(config, data=replace(config.data, subset=None)), self.held_out.dataset, self.dist)
         found = evaluator.predict(model, self.multi_label).scores()
         best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
