@@ -4,9 +4,7 @@ train_state.json}`.
 Nothing else is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the step.
 train_state.json, which is written last, says where the run was and holds the hashes of the other files.
 
-torch.distributed.checkpoint was the alternative. It writes a folder of shards and a pickled index in place, without
-hashes: a kill leaves half a checkpoint, nothing else could read the weights, and as every rank holds all of them (DDP),
-there is nothing to shard.
+torch.distributed.checkpoint, the alternative, writes in place and without hashes: a kill leaves half a checkpoint.
 """
 
 import re
