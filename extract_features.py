@@ -12,8 +12,8 @@ fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W
 source frames since the first one of the video, segment or episode, and seconds in the source, where that begins at
 `offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, segment, episode, offset,
 label, `fields` (what else a list says of it, as JSON) and `incomplete`: why the rest of a damaged video is missing.
-With --format parquet, they have a row per window, with the metadata, `first_frame`, `last_frame`, `start` and `end`
-(seconds) as columns. Videos that have a file are skipped.
+With --format npz, files are NumPy's; with --format parquet, they have a row per window, with the metadata,
+`first_frame`, `last_frame`, `start` and `end` (seconds) as columns. Videos that have a file are skipped.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--batch-size", type=int, default=8, metavar="B", help="windows per forward pass (default 8)")
     add("--keep", type=float, default=1.0, metavar="FRACTION", help="encode only what the token sampler selects")
     add("--tokens", action="store_true", help="also the features of every token, in fp16")
-    add("--format", choices=("safetensors", "parquet"), default="safetensors", help="(default safetensors)")
+    add("--format", choices=("safetensors", "npz", "parquet"), default="safetensors", help="(default safetensors)")
     add(
         "--part", type=parse_part, default=(1, 1), metavar="I/N", help="only every Nth video, from the Ith: one per GPU"
     )
@@ -47,7 +47,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
     if options.tokens and options.format == "parquet":
-        raise InputError("--format parquet is for features alone: leave it out with --tokens")
+        raise InputError("--format parquet is for features alone: choose npz or safetensors with --tokens")
     if options.tokens and options.keep != 1:
         raise InputError("--tokens writes the whole grid of tokens, of which --keep encodes a fraction: leave out one")
     return options
@@ -344,6 +344,11 @@ def save_safetensors(path: Path, values: dict[str, np.ndarray], metadata: dict[s
     save_tensors(path, {name: torch.from_numpy(array) for name, array in values.items()}, strings)
 
 
+def save_npz(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **values, **metadata)
+
+
 def save_parquet(path: Path, values: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
     import pyarrow
 
@@ -354,7 +359,7 @@ def save_parquet(path: Path, values: dict[str, np.ndarray], metadata: dict[str, 
     import_pyarrow(str(path)).write_table(pyarrow.table(columns), path)
 
 
-SAVE = {"safetensors": save_safetensors, "parquet": save_parquet}
+SAVE = {"safetensors": save_safetensors, "npz": save_npz, "parquet": save_parquet}
 
 if __name__ == "__main__":
     run_command(lambda: main(OPTIONS), resumable=True)

@@ -100,8 +100,8 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         if error.errno not in DISK_ERRORS:
             raise
         path = error.filename2 or error.filename or "the output"  # of a rename, the target
-        advice = ": free space and run the same command again" if error.errno in DISK_FULL else ""
-        _exit(f"error: cannot use {path}: {error.strerror}{advice}", 74)
+        free = ": free space and run the same command again" if error.errno in DISK_FULL else ""
+        _exit(f"error: cannot use {path}: {error.strerror}{free}", 74)
     except RuntimeError as error:
         sentence = str(error).partition("\n")[0].partition(". ")[0]
         advice = next((advice for words, advice in GPU_ERRORS.items() if words in sentence), None)

@@ -122,12 +122,13 @@ def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> N
     assert load_file(tmp_path / "out/short.mp4.safetensors")["times"].tolist() == [[0, 0.25]]
 
 
-def test_arrays(tmp_path, weights) -> None:
+def test_arrays_and_npz(tmp_path, weights) -> None:
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in/clip.npy", np.zeros((9, 40, 50, 3), np.uint8))
-    extract(tmp_path / "in", tmp_path / "out", weights, "--stride", "1")
-    loaded = load_file(tmp_path / "out/clip.npy.safetensors")
-    assert (loaded["features"].shape, loaded["times"].tolist()) == ((2, 48), [[0, 0.24], [0.08, 0.32]])
+    extract(tmp_path / "in", tmp_path / "out", weights, "--format", "npz", "--stride", "1")
+    with np.load(tmp_path / "out/clip.npy.npz") as loaded:
+        assert loaded["features"].shape == (2, 48)
+        assert (str(loaded["key"]), loaded["times"].tolist()) == ("clip.npy", [[0, 0.24], [0.08, 0.32]])
 
 
 def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
