@@ -136,8 +136,9 @@ def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path,
             source = hash_source(path)
             segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in missing.items()}
             for stem, result in store_segments(path, segments, job.settings, restart_timer):
-                outcome = Outcome(left[stem], reason=str(result))
-                if not isinstance(result, UnusableError):
+                if isinstance(result, UnusableError):
+                    outcome = Outcome(left[stem], reason=str(result))
+                else:
                     outcome = _make_outcome(job, stem, path, source, result)
                 del left[stem]
                 yield stem, outcome
