@@ -36,6 +36,7 @@ def run_export(*arguments: str | Path) -> None:
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:
+    """Hugging Face's input: frames first, floats already normalized."""
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     return (clip.movedim(4, 2) / 255 - mean) / std
 
