@@ -122,14 +122,6 @@ def test_several_ranks_time_their_network_and_name_the_slowest():
     assert "5 steps of 6 clips" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seconds", "0"], "--seconds is 0"),
-        (["model.sise=tiny"], "did you mean model.size"),
-        (["--secs", "1"], "there is no option --secs: did you mean --seconds"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(InputError, match=message):
-        doctor.parse_arguments(arguments)
+def test_bad_arguments():
+    with pytest.raises(InputError, match="--seconds is 0"):
+        doctor.parse_arguments(["--seconds", "0"])
