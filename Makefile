@@ -16,6 +16,8 @@ demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.done $(DEMO)/unseen/.done)
 	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO_SHARDS) $(if $(VIDEOS),evaluation.shards=$(DEMO_UNSEEN)) run=$(DEMO)/run
 	$(BIN)/python visualize.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)/figures
 	@$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)
+	@if [ -n "$(VIDEOS)" ] && [ "$$(grep -c -e '"num_unlabeled": 0' -e '"multi_label": false' $(DEMO_SHARDS)/dataset.json)" = 2 ]; then \
+	  $(BIN)/python benchmarks/linear_baseline.py $(DEMO_SHARDS) $(DEMO_UNSEEN) --model $(DEMO)/run --output $(DEMO); fi
 	@echo "pictures: $(DEMO)/figures"
 	@echo "report: $(DEMO)/run/report.html"
 

@@ -59,7 +59,7 @@ if __name__ == "__main__":
 import json
 import math
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,20 +127,19 @@ class Features:
     fields: dict[str, Any]
     offset: float = 0.0  # of its first frame in the source, seconds
     incomplete: str = ""
-    # Of all windows: small arrays that stay between large ones that go would fragment memory, 2 GB for an hour.
-    buffers: dict[str, bytearray] = field(default_factory=lambda: defaultdict(bytearray))
-    kinds: dict[str, tuple[np.dtype, tuple[int, ...]]] = field(default_factory=dict)  # dtype and shape of a window's
+    # Of all windows, and an array like one window's. Small arrays that stay between large ones that go would fragment
+    # memory, 2 GB for an hour.
+    buffers: dict[str, tuple[bytearray, np.ndarray]] = field(default_factory=dict)
 
     def append(self, window: dict[str, np.ndarray]) -> None:
         for name, values in window.items():
-            self.kinds[name] = values.dtype, values.shape
-            self.buffers[name] += values.tobytes()
+            self.buffers.setdefault(name, (bytearray(), np.empty_like(values)))[0].extend(values.tobytes())
 
     def stack(self) -> dict[str, np.ndarray]:
         """Return the arrays of all windows, without a copy."""
         return {
-            name: np.frombuffer(self.buffers[name], dtype).reshape(-1, *shape)
-            for name, (dtype, shape) in self.kinds.items()
+            name: np.frombuffer(buffer, like.dtype).reshape(-1, *like.shape)
+            for name, (buffer, like) in self.buffers.items()
         }
 
 

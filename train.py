@@ -33,7 +33,7 @@ from training.failures import explain_failures
 from training.logger import SKIPPED, Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
-from training.parallelize import check_graphs, parallelize, reduce_gradients
+from training.parallelize import parallelize, reduce_gradients
 from training.profiling import profile_steps
 from training.report import write_report
 from training.run_dir import RunDir
@@ -55,7 +55,7 @@ def train(config: TrainConfig) -> bool:
     with (
         StopRequest() as stop,
         numerics(config),
-        Distributed(config.device, config.distributed.timeout_s) as dist,
+        Distributed(config.device, config.timeout_s) as dist,
         RunDir(config, dist) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
         explain_failures(config),
     ):
@@ -104,7 +104,7 @@ def train(config: TrainConfig) -> bool:
                     break
     if dist.is_main:
         seconds = time.perf_counter() - started
-        end = describe_end(list(read_rows(run.metrics)), config, state.step, schedule.total_steps, seconds)
+        end = describe_end(read_rows(run.metrics), config, state.step, schedule.total_steps, seconds)
         for line in [STOPPED_LINE] if stopping else end:
             log_line(line, sys.stderr)
     return not stopping
@@ -141,7 +141,6 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
         batch_multiple=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
     )  # fmt: skip
     check_channels(dataset.channels, config.model.in_channels)
-    check_graphs(config.compile, dist.device.type, plan.passes)
     return plan
 
 

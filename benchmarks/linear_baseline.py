@@ -1,19 +1,19 @@
-"""Classify videos by linear regression and 20-NN: `python benchmarks/linear_baseline.py TRAIN VALIDATION`.
+"""Compare an encoder with hand-made features: `python benchmarks/linear_baseline.py TRAIN VALIDATION --model RUN`.
 
-TRAIN and VALIDATION are labeled shards, of which hand-made features are taken, or two folders of extract_features.py.
-Hand-made are the mean color and the mean absolute difference of frames 1/8 s apart, each in the cells of an 8 × 8 grid:
-what a video encoder must exceed to be worth anything. An encoder's are the mean over a video's windows. The penalty of
-the regression (ridge) is chosen by leaving one training video out, never on VALIDATION.
+Videos of the labeled shards VALIDATION are classified by those of TRAIN: by ridge regression (its penalty is chosen by
+leaving one training video out) and by 20-NN. Hand-made features are the mean color and the mean absolute difference of
+frames 1/8 s apart, each in the cells of an 8 × 8 grid: what a video encoder must exceed to be worth anything. Those of
+an encoder are the mean and standard deviation over windows of a video, which overlap by three quarters.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser
@@ -21,57 +21,47 @@ from benchmarks.harness import Report, Row, print_table
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from extract_features import list_samples
+from extract_features import main as extract_features
+from extract_features import parse_arguments as parse_extraction
+from model.weights.models import load_encoder
 from pipeline.config import DataConfig
 from pipeline.planning.crops import FrameSize
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DATASET_FILE
-from training.evaluation import check_labels, knn_top1
+from training.evaluation import check_labels, knn_top1, read_features
+from training.remote_run import local_run
 
 GRID, SIDE, FPS = 8, 64, 8.0
+Labeled = tuple[list[str], Float[Tensor, "V D"]]  # classes and features of videos
 
 
 def main() -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("train", type=Path, metavar="TRAIN")
-    parser.add_argument("validation", type=Path, metavar="VALIDATION")
+    parser.add_argument("train", metavar="TRAIN")
+    parser.add_argument("validation", metavar="VALIDATION")
+    parser.add_argument("--model", help="a run, a checkpoint or an export (default: hand-made features alone)")
     options = parser.parse_args()
-    rows = classify(options.train, options.validation)
+    given, asked = (describe_videos(shards) for shards in (options.train, options.validation))
+    if options.model:
+        for videos, shards in ((given, options.train), (asked, options.validation)):
+            videos[f"encoder of {options.model}"] = encode_videos(local_run(options.model), shards)
+    classes, counts = set(given["mean color"][0]), Counter(asked["mean color"][0])
+    rows: list[Row] = [
+        {"features": "none: chance", "linear_top1": 1 / len(classes)},
+        {"features": "none: most common class", "linear_top1": max(counts.values()) / counts.total()},
+        *({"features": kind, **classify(given[kind], asked[kind])} for kind in given),
+    ]
     Report("linear_baseline", options.output, choose_device()).write(rows)
     print_table(rows)
 
 
-def classify(train: Path, validation: Path) -> list[Row]:
-    """Return the top-1 accuracy of ridge regression and of 20-NN, a row for each kind of features."""
-    (names, given), (true_names, asked) = (zip(*read_features(place), strict=True) for place in (train, validation))
-    if missing := set(true_names) - set(names):
-        raise InputError(f"{train} has no video of {min(missing)}, a class of {validation}: add some")
-    classes = sorted(set(names))
-    labels, true = (torch.tensor([classes.index(name) for name in each]) for each in (names, true_names))
-    everyone = torch.ones(len(true), len(labels), dtype=torch.bool)
-    rows: list[Row] = []
-    for kind in given[0]:
-        x, y = (torch.tensor(np.stack([video[kind] for video in videos])) for videos in (given, asked))
-        linear = (ridge_predict(x, labels, y) == true).double().mean().item()
-        rows.append({"features": kind, "linear_top1": linear, "knn_top1": knn_top1(y, true, x, labels, everyone)})
-    return rows
-
-
-def read_features(place: Path) -> Iterator[tuple[str, dict[str, Float[np.ndarray, " D"]]]]:
-    """Yield each labeled video's class and its features by kind; raise InputError where there are none."""
-    if (place / DATASET_FILE).is_file():
-        dataset = ShardDataset.open(str(place))
-        check_labels(dataset)
-        for video in list_samples(dataset, "", FrameSize(SIDE, SIDE), DataConfig(fps=FPS)):
-            yield video.label, describe(np.stack([shown[-1] for shown in video.frames()]))
-        return
-    files = sorted(place.rglob("*.safetensors"))
-    if not files:
-        raise InputError(
-            f"{place} has neither {DATASET_FILE} nor *.safetensors: give shards or extract_features.py's OUT"
-        )
-    for file in files:
-        with safe_open(file, "numpy") as opened:
-            yield opened.metadata()["label"], {"encoder": opened.get_tensor("features").mean(axis=0)}
+def describe_videos(shards: str) -> dict[str, Labeled]:
+    """Make the hand-made features of labeled shards; raise InputError where a video has no label."""
+    dataset = ShardDataset.open(shards)
+    check_labels(dataset)
+    videos = list(list_samples(dataset, "", FrameSize(SIDE, SIDE), DataConfig(fps=FPS)))
+    found = [describe(np.stack([shown[-1] for shown in video.frames()])) for video in videos]
+    labels = [video.label for video in videos]
+    return {kind: (labels, torch.tensor(np.stack([features[kind] for features in found]))) for kind in found[0]}
 
 
 def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:
@@ -80,6 +70,27 @@ def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:
     change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0).mean(axis=(1, 3, 4))
     steps = max(1, len(frames) - 1)
     return {"mean color": cells.mean(axis=(0, 2, 4)).ravel(), "frame difference": np.log1p(change / steps).ravel()}
+
+
+def encode_videos(model: Path, shards: str) -> Labeled:
+    """Extract a model's features of labeled shards, at the frame rate that it was trained with."""
+    stride = max(1, load_encoder(model).config.num_frames // 4)
+    with TemporaryDirectory() as folder:
+        extract_features(parse_extraction([shards, folder, f"--model={model}", f"--stride={stride}"]))
+        about, features = read_features(Path(folder))
+    return [video["label"] for video in about], features
+
+
+def classify(given: Labeled, asked: Labeled) -> Row:
+    """Return the top-1 accuracy of ridge regression and of 20-NN."""
+    (names, x), (true_names, y) = given, asked
+    if missing := set(true_names) - set(names):
+        raise InputError(f"no training video is of {min(missing)!r}, but a validation video is: add some")
+    ids = {name: number for number, name in enumerate(sorted(set(names)))}
+    labels, true = (torch.tensor([ids[name] for name in found]) for found in (names, true_names))
+    everyone = torch.ones(len(true), len(labels), dtype=torch.bool)
+    linear = (ridge_predict(x, labels, y) == true).double().mean().item()
+    return {"linear_top1": linear, "knn_top1": knn_top1(y, true, x, labels, everyone)}
 
 
 def ridge_predict(

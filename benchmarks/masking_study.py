@@ -2,10 +2,10 @@
 
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
 
-Each point is pre-trained on the same number of clips. Its features of whole videos are classified by ridge regression
-and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (with --labels
-of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights. `scratch` is
-fine-tuned without pre-training.
+Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are classified by ridge
+regression and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards
+(with --labels of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights.
+`scratch` is fine-tuned without pre-training.
 
 A strategy is a masking or `scratch`, optionally with settings: `adaptive:model.sampler_depth=2,steps=900`.
 `section.key=value` applies to all runs. The presets are in benchmarks/masking_study.yaml. Re-running the command with
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.arguments import ArgumentParser, PositiveInt
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
-from benchmarks.linear_baseline import classify
+from benchmarks.linear_baseline import classify, encode_videos
 from common.atomic_io import write_json
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -32,8 +32,6 @@ from common.logging import log
 from common.yaml_io import read_yaml
 from evaluate import evaluate
 from evaluate import parse_arguments as parse_evaluation
-from extract_features import main as extract_features
-from extract_features import parse_arguments as parse_extraction
 from train import train
 from training.config import parse
 
@@ -147,11 +145,9 @@ class Study:
         if not train(parse(given)):
             raise KeyboardInterrupt
         if task == "pretrain":
-            folders = [run / "features" / name for name in ("train", "validation")]
-            for videos, folder in zip((shards, validation), folders, strict=True):
-                extract_features(parse_extraction([videos, str(folder), f"--model={run}"]))
-            (found,) = classify(*folders)
-            return {name: value for name, value in found.items() if name != "features"}
+            if not self.preset.get("linear"):
+                return {}
+            return classify(*(encode_videos(run, videos) for videos in (shards, validation)))
         views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
         newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
         evaluate(parse_evaluation([str(newest), validation, *views, output]))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from common.logging import escape, log
 
 # Import name -> pip name of packages that are imported only where they are used; the rest works without them.
-LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse"}
+LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "wandb": "'adamae[wandb]'"}
 # In CUDA's words, and what to do about a GPU that cannot be used.
 GPU_ERRORS = {
     "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
@@ -99,24 +99,15 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        _exit(f"error: {describe_error(error)}", 74)
+        path = error.filename2 or error.filename or "the output"  # of a rename, the target
+        free = ": free space and run the same command again" if error.errno in DISK_FULL else ""
+        _exit(f"error: cannot use {path}: {error.strerror}{free}", 74)
     except RuntimeError as error:
         sentence = str(error).partition("\n")[0].partition(". ")[0]
         advice = next((advice for words, advice in GPU_ERRORS.items() if words in sentence), None)
         if advice is None or not sentence.startswith("CUDA"):
             raise
         _exit(f"error: {sentence}: {advice}", 2)
-
-
-def describe_error(error: InputError | OSError) -> str:
-    """Return the sentence for an error: what is wrong, where, and what to do about a full disk."""
-    if isinstance(error, InputError):
-        return str(error)
-    path = error.filename2 or error.filename or "the output"  # of a rename, the target
-    sentence = f"cannot use {path}: {error.strerror}"
-    if error.errno in DISK_FULL:
-        sentence += ": free space and run the same command again"
-    return sentence
 
 
 @contextmanager

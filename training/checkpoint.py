@@ -4,9 +4,7 @@ train_state.json}`.
 Nothing else is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the step.
 train_state.json, which is written last, says where the run was and holds the hashes of the other files.
 
-torch.distributed.checkpoint was the alternative. It writes a folder of shards and a pickled index in place, without
-hashes: a kill leaves half a checkpoint, nothing else could read the weights, and as every rank holds all of them (DDP),
-there is nothing to shard.
+torch.distributed.checkpoint, the alternative, writes in place and without hashes: a kill leaves half a checkpoint.
 """
 
 import re
@@ -21,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import atomic_write, hash_file
 from common.errors import InputError
@@ -50,27 +47,9 @@ class TrainState:
     sha256: dict[FileName, Sha256] = field(default_factory=dict)  # of the checkpoint's other files
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The tensors of a checkpoint."""
-
-    modules: dict[str, dict[str, Tensor]]
-    optimizer: dict[str, Any]
-    metadata: dict[str, str]  # of the weights' files
-
-
-def take_snapshot(
-    modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, metadata: dict[str, str]
-) -> Snapshot:
-    """Copy modules and optimizer to host memory. From a GPU, the copies are queued before the next update, and have
-    arrived when an event recorded now has."""
-    states = {name: module.state_dict() for name, module in modules.items()}
-    modules_copied, optimizer_copied = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
-    return Snapshot(modules_copied, optimizer_copied, metadata)
-
-
 def copy_to_host(value: Tensor) -> Tensor:
-    """Copy a tensor; from a GPU to page-locked memory, which PyTorch uses again for the next snapshot's."""
+    """Copy a tensor. From a GPU, the copy is queued before the next update, and has arrived when an event recorded now
+    has; it is in page-locked memory, which PyTorch uses again for the next checkpoint's."""
     copied = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
     return copied.copy_(value.detach(), non_blocking=True)
 
@@ -83,15 +62,17 @@ def read_state(checkpoint: Path) -> TrainState:
         raise ValueError(f"{STATE_FILE} is damaged: {error}") from error
 
 
-def save_checkpoint(folder: Path, state: TrainState, snapshot: Snapshot) -> Path:
-    """Write a checkpoint, each module as `<name>.safetensors`."""
+def save_checkpoint(
+    folder: Path, state: TrainState, modules: dict[str, dict[str, Tensor]], optimizer: Any, metadata: dict[str, str]
+) -> Path:
+    """Write a checkpoint, each module's tensors as `<name>.safetensors` with `metadata`."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
     with atomic_write(final) as partial:
         partial.mkdir()
-        for name, tensors in snapshot.modules.items():
-            save_tensors(partial / f"{name}.safetensors", tensors, snapshot.metadata)
-        save_pickle(partial / "optimizer.pt", snapshot.optimizer)
+        for name, tensors in modules.items():
+            save_tensors(partial / f"{name}.safetensors", tensors, metadata)
+        save_pickle(partial / "optimizer.pt", optimizer)
         state = replace(state, sha256=_hash_files(list(partial.iterdir())))
         (partial / STATE_FILE).write_bytes(msgspec.json.encode(state) + b"\n")
     return final

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from common.config_parser import ConfigParser
 
 Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
-# true is for memory, reduce-overhead for speed: it launches the kernels of a pass together, as a CUDA graph, and keeps
-# outputs of GELU and LayerNorm, see training.parallelize.compile_in_place.
-Compile = bool | Literal["reduce-overhead"]
 
 
 @dataclass
@@ -80,14 +77,6 @@ class EvaluationConfig:
 
 
 @dataclass
-class DistributedConfig:
-    """How the ranks of a run communicate."""
-
-    timeout_s: float = option(300.0, above=0, free=True)
-    """seconds after which a rank that does not answer ends the run, and is named"""
-
-
-@dataclass
 class TrainConfig:
     """One run."""
 
@@ -98,7 +87,6 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     epochs: float = option(800, above=0)
     """an epoch is every video once, as data.repeats clips"""
@@ -119,10 +107,12 @@ class TrainConfig:
     """optimizer: a fork of the run init_from, whose optimizer, step and place in the data continue"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
+    timeout_s: float = option(300.0, above=0, free=True)
+    """seconds after which a rank that does not answer ends the run, and is named"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """of matrix products; fp32 is used on CPUs without native bf16 support"""
-    compile: Compile = option(False, free=True)
-    """torch.compile the model: true for memory; reduce-overhead for speed: CUDA graphs, less recomputed, more memory"""
+    compile: bool = option(False, free=True)
+    """torch.compile the model: faster, and with less memory"""
     deterministic: bool = False
     """bitwise reproducible on a GPU too, also across resumes; clips are decoded by PyAV"""
     profile: bool = option(False, free=True)

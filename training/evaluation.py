@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from common.devices import Precision, autocast_to
+from common.devices import autocast_to
 from common.errors import InputError
 from common.progress import progress_bar
 from model.adamae import AdaMAE
-from model.config import ModelConfig
 from model.encoder import EncoderModel, encode
-from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
@@ -28,14 +28,6 @@ NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caro
 THUMBNAIL = 16  # pixels, of the baseline's mean gray frame
 MASK_SEED = 0  # masks are the same at every evaluation, and in every run
 SelectTokens = Callable[[UInt8[Tensor, "B T H W C"]], Int[Tensor, "B K"] | None]
-
-
-class Views(NamedTuple):
-    """The views of a video over which a classifier's probabilities are averaged."""
-
-    num_clips: int = 1  # along time
-    num_crops: int = 1  # along the longer side
-    batch_size: int = 8
 
 
 class Predictions(NamedTuple):
@@ -81,17 +73,16 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Computes with all clips of a dataset, the same results at any number of ranks."""
+    """Computes with all clips of a dataset, of the shape config.model, the same results at any number of ranks."""
 
+    config: TrainConfig
     dataset: ShardDataset
-    data: DataConfig
-    shape: ModelConfig  # of the clips
     dist: Distributed
-    precision: Precision
 
     def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
+        model = self.config.model
         return EvaluationPlan(
-            self.dataset, self.data, num_frames=self.shape.num_frames, image_size=self.shape.image_size,
+            self.dataset, self.config.data, num_frames=model.num_frames, image_size=model.image_size,
             batch_size=batch_size, num_temporal=num_clips, num_spatial=num_crops,
             rank=self.dist.rank, world_size=self.dist.world_size,
         )  # fmt: skip
@@ -113,9 +104,9 @@ class Evaluator:
             unit="clip", desc="evaluate", total=len(plan), leave=False, delay=2, disable=not dist.is_main
         )
         try:
-            with bar, ClipLoader(self.dataset, plan, dist.device, self.data, quarantine=None) as loader:
+            with bar, ClipLoader(self.dataset, plan, dist.device, self.config.data, None) as loader:
                 for batch in loader.batches(first=0):
-                    with autocast_to(dist.device, self.precision):
+                    with autocast_to(dist.device, self.config.precision):
                         results[batch.positions[0] : batch.positions[-1] + 1] = function(batch)
                     bar.update(len(batch.positions) * dist.world_size)
         finally:
@@ -123,12 +114,14 @@ class Evaluator:
         return sum_over_ranks(results).cpu()
 
     def predict(
-        self, model: nn.Module, views: Views, multi_label: bool = False, select: SelectTokens = lambda clip: None
-    ) -> Predictions:
-        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video, of which the
-        tokens at the ids that `select` returns are encoded, by default all."""
-        batch_size = max(1, views.batch_size // views.num_crops) * views.num_crops  # crops of a clip share its decode
-        plan = self.make_plan(batch_size, views.num_clips, views.num_crops)
+        self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1,
+        select: SelectTokens = lambda clip: None,
+    ) -> Predictions:  # fmt: skip
+        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
+        time, and crops along the longer side. Of each, the tokens at the ids that `select` returns are encoded, by
+        default all."""
+        batch_size = max(1, self.config.batch_size // num_crops) * num_crops  # crops of a clip share its decode
+        plan = self.make_plan(batch_size, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
             logits = model(batch.clip, select(batch.clip)).float()
@@ -139,7 +132,7 @@ class Evaluator:
             raise InputError(
                 "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
             )
-        mean = probabilities.unflatten(0, (-1, views.num_clips * views.num_crops)).mean(dim=1)
+        mean = probabilities.unflatten(0, (-1, num_clips * num_crops)).mean(dim=1)
         if multi_label:
             labels = self.dataset.mark_classes(sample.labels or () for sample in self.dataset.samples)
             return Predictions(mean, torch.from_numpy(labels))
@@ -148,6 +141,25 @@ class Evaluator:
 
 def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)) -> Int[Tensor, " samples"]:
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
+
+
+def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V 2D"]]:
+    """Read the metadata and features of all labeled videos that extract_features.py has written to a folder: the mean
+    and the standard deviation over windows, since how features change tells motions apart.
+
+    Raise InputError where there are none, or one has no label.
+    """
+    about, features = [], []
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            about.append(opened.metadata() or {})
+            if not about[-1].get("label"):
+                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
+            std, mean = torch.std_mean(opened.get_tensor("features"), dim=0, correction=0)
+            features.append(torch.cat((mean, std)))
+    if not about:
+        raise InputError(f"{folder} has no features as safetensors: run extract_features.py, or name labeled shards")
+    return about, torch.stack(features)
 
 
 def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:
@@ -187,48 +199,55 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
 
 
 class HeldOut:
-    """Up to `max_videos` of evaluation.shards, one clip each, for metrics that need no classifier.
+    """Up to MAX_VIDEOS of evaluation.shards, one clip each, for metrics that need no classifier.
 
     The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with the same classes,
     the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
     """
 
-    def __init__(self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS) -> None:
+    def __init__(self, config: TrainConfig, trained: ShardDataset) -> None:
         """Raises InputError if evaluation.shards cannot be read."""
-        self.config, self.max_videos = config, max_videos
+        self.config = config
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
         self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
     def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
         that of pixels and of the most common class; without a model, what needs none."""
-        clips = self._encode(model, self.dataset, dist)
-        metrics: dict[str, float] = {"num_videos": len(clips.samples)}
+        samples, losses, thumbnails, features = self._encode(model, self.dataset, dist)
+        metrics: dict[str, float] = {"num_videos": len(samples)}
         if model is not None:
-            metrics["rankme"] = rankme(clips.features)
+            metrics["rankme"] = rankme(features)
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = clips.losses.mean().item()
+            metrics["reconstruction_loss"] = losses.mean().item()
         if not has_same_classes(self.dataset, self.dataset):
             return metrics
-        others = clips if self.reference is self.dataset else self._encode(model, self.reference, dist)
-        labels, other_labels = read_labels(self.dataset, clips.samples), read_labels(self.reference, others.samples)
+        neighbors, _, other_thumbnails, reference = (
+            (samples, losses, thumbnails, features)
+            if self.reference is self.dataset
+            else self._encode(model, self.reference, dist)
+        )
+        labels, other_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
         group = self.config.evaluation.group
-        allowed = find_allowed_neighbors(self.dataset, clips.samples, self.reference, others.samples, group)
+        allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, group)
         metrics["majority_top1"] = majority_top1(labels)
         if allowed.any():
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            distances = torch.cdist(clips.thumbnails, others.thumbnails).masked_fill(~allowed, torch.inf)
+            distances = torch.cdist(thumbnails, other_thumbnails).masked_fill(~allowed, torch.inf)
             is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
             metrics["pixel_top1"] = is_right.double().mean().item()  # what a model must exceed: it tells scenes apart
             if model is not None:
-                metrics["knn_top1"] = knn_top1(clips.features, labels, others.features, other_labels, allowed)
+                metrics["knn_top1"] = knn_top1(features, labels, reference, other_labels, allowed)
         return metrics
 
-    def _encode(self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed) -> "Encoded":
+    def _encode(
+        self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed
+    ) -> tuple[list[int], Float[Tensor, "V 1"], Float[Tensor, "V P"], Float[Tensor, "V D"]]:
+        """Return V samples and, of a clip of each, loss (of the held-out videos), thumbnail and features."""
         config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
-        data = replace(config.data, subset=min(self.max_videos, most))
-        evaluator = Evaluator(dataset, data, config.model, dist, config.precision)
+        data = replace(config.data, subset=min(MAX_VIDEOS, most))
+        evaluator = Evaluator(replace(config, data=data), dataset, dist)
         plan = evaluator.make_plan(min(config.batch_size, 32))
 
         def encode_batch(batch: Batch) -> Float[Tensor, "B 1+P+D"]:
@@ -240,22 +259,11 @@ class HeldOut:
                     losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1, keepdim=True)
                 return torch.cat((losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1)
 
-        module = nn.Identity() if model is None else model
-        assert isinstance(module, nn.Module)
+        module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
         found = evaluator.compute(module, plan, encode_batch, 1 + THUMBNAIL**2 + width)
-        return Encoded(
-            [plan.row(position).sample for position in range(len(plan))], *found.split((1, THUMBNAIL**2, width), dim=1)
-        )
-
-
-class Encoded(NamedTuple):
-    """Of a clip of each of V videos."""
-
-    samples: list[int]
-    losses: Float[Tensor, "V 1"]  # of the held-out videos
-    thumbnails: Float[Tensor, "V P"]
-    features: Float[Tensor, "V D"]
+        losses, thumbnails, features = found.split((1, THUMBNAIL**2, width), dim=1)
+        return [plan.row(position).sample for position in range(len(plan))], losses, thumbnails, features
 
 
 def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:

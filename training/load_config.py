@@ -22,10 +22,9 @@ def load_config(arguments: list[str]) -> TrainConfig:
 
     Raise InputError.
     """
-    from common.config_parser import option_names, split_overrides
+    from common.config_parser import split_overrides
 
     options = dict(option.partition("=")[::2] for option in split_overrides(arguments))
-    given = set(option_names(split_overrides(arguments)))
     if not {"--config", "--data.shards"} & options.keys() and (own := _find_own_config(options)):
         arguments = ["--config", str(own), *arguments]
     config = parse(arguments)
@@ -42,8 +41,8 @@ def load_config(arguments: list[str]) -> TrainConfig:
     names: tuple[str, ...] = SHAPE
     if config.task == "pretrain":
         names = (*ENCODER, *(name for name in CLIP if getattr(config.model, name) == getattr(ModelConfig(), name)))
-    left = [name for name in names if f"model.{name}" not in given]
-    if "model.size" in given:
+    left = [name for name in names if f"--model.{name}" not in options]
+    if "--model.size" in options:
         left = [name for name in left if name not in ("encoder_width", "encoder_depth", "encoder_heads")]
     shape = {name: getattr(source, name) for name in left}
     if changed := [f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)]:

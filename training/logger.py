@@ -25,11 +25,12 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from common.atomic_io import write_text
-from common.devices import choose_precision
+from common.devices import choose_precision, get_device_name
 from common.errors import InputError, name_disk_errors
 from common.logging import escape
 from common.progress import progress_bar
 from figures.sheet import save_image
+from pipeline.jsonl import read_jsonl
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
@@ -79,9 +80,8 @@ class Logger:
 
     def _open_files(self, stack: ExitStack) -> None:
         """What a killed run logged after its last checkpoint will be logged again, and is dropped."""
-        if self.run.metrics.exists():
-            rows = (row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step)
-            write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+        rows = (row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step)
+        write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
         if self.config.wandb:
             stack.callback(start_wandb(self.run.path, self.config).finish)
         folder = str(self.run.path / "tensorboard")
@@ -172,9 +172,7 @@ class Logger:
         device, wanted = self.dist.device, self.config.precision
         precision = choose_precision(device, wanted)
         reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        ranks = f"{self.dist.world_size} × " if self.dist.world_size > 1 else ""
-        device_line = f"device: {ranks}{name} ({precision}{reason})"
+        device_line = f"device: {self.dist.world_size} × {get_device_name(device)} ({precision}{reason})"
         resuming = [f"resuming from step {self.start_step}"] if self.start_step else []
         self._say([*self.schedule.describe(), device_line, *resuming, *messages])
 
@@ -187,12 +185,10 @@ class Logger:
 def start_wandb(folder: Path, config: TrainConfig) -> Any:
     """Start the W&B run of a run directory, one however often it is resumed: it copies what TensorBoard gets.
 
-    WANDB_MODE=offline keeps it on this machine. Raise InputError if the package is missing or the service refuses.
+    WANDB_MODE=offline keeps it on this machine. Raise InputError if the service refuses.
     """
-    try:
-        import wandb
-    except ImportError as error:
-        raise InputError("wandb=true, and wandb is not installed: pip install 'adamae[wandb]'") from error
+    import wandb
+
     run_id = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         return wandb.init(
@@ -204,17 +200,9 @@ def start_wandb(folder: Path, config: TrainConfig) -> Any:
         raise InputError(f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline") from error
 
 
-def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a metrics.jsonl; a line that no run wrote, or not to its end, is skipped."""
-    if file.exists():
-        with file.open("rb") as lines:
-            for line in lines:
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(row, dict) and type(row.get("step")) is int:
-                    yield row
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Read the rows of a metrics.jsonl; a line that no run wrote, or not to its end, is left out."""
+    return [row for row in read_jsonl(file) if type(row.get("step")) is int]
 
 
 def peak_memory_gib(device: torch.device) -> float:

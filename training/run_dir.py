@@ -14,9 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import write_text
 from common.errors import InputError
@@ -25,14 +27,13 @@ from common.threads import run_in_thread
 from model.weights.pretrained import find_file, run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
-    Snapshot,
     TrainState,
     check_checkpoint,
+    copy_to_host,
     list_checkpoints,
     load_checkpoint,
     parse_step,
     save_checkpoint,
-    take_snapshot,
 )  # fmt: skip
 from training.config import TrainConfig, differences, to_yaml
 from training.distributed import Distributed
@@ -149,9 +150,10 @@ class RunDir:
         self._next_save_s = time.monotonic() + 60 * self.config.checkpoint_minutes
         if (self.checkpoints / f"step-{state.step:08d}").exists() or state.step == 0:
             return
-        snapshot = take_snapshot(modules, optimizer, metadata)
+        states = {name: module.state_dict() for name, module in modules.items()}
+        weights, moments = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
-        self.writer.start(lambda: self._write(state, snapshot, copied))
+        self.writer.start(lambda: self._write(state, weights, moments, metadata, copied))
 
     def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -195,16 +197,19 @@ class RunDir:
             )
         return checkpoint
 
-    def _write(self, state: TrainState, snapshot: Snapshot, copied: torch.cuda.Event | None) -> None:
+    def _write(
+        self, state: TrainState, modules: dict[str, dict[str, Tensor]], optimizer: Any, metadata: dict[str, str],
+        copied: torch.cuda.Event | None,
+    ) -> None:  # fmt: skip
         if copied is not None:
             copied.synchronize()
-        for name, tensors in snapshot.modules.items():
+        for name, tensors in modules.items():
             for tensor_name, value in tensors.items():
                 if not bool(value.isfinite().all()):
                     raise DivergedError(
                         f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is not finite"
                     )
-        save_checkpoint(self.checkpoints, state, snapshot)
+        save_checkpoint(self.checkpoints, state, modules, optimizer, metadata)
         for old in list_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
             shutil.rmtree(old)
         if self.remote is not None:

@@ -50,7 +50,7 @@ RUNS_WITHIN_S = 240.0
 SCRATCH = "adamae-faults-"  # begins the name of the folder that everything is in
 SETTINGS = [
     *TINY, "data.prefetch=1", "keep_checkpoints=2", "data.download_timeout_s=3", f"checkpoint_every={CHECKPOINT_EVERY}",
-    f"distributed.timeout_s={TIMEOUT_S}",
+    f"timeout_s={TIMEOUT_S}",
 ]  # fmt: skip
 
 

@@ -1,11 +1,9 @@
 """GPUs that cannot be used, each said in one sentence, before anything is written."""
 
 from pathlib import Path
-from typing import Any
 
 import gpu
 import pytest
-from tiny import TINY
 
 PROGRAM = """
 import os
@@ -42,12 +40,3 @@ def test_a_gpu_that_cannot_be_used_is_one_sentence(fault: str, library: Path, tm
     (said,) = done.stderr.splitlines()
     assert said.startswith("error: ")
     assert says in said
-
-
-@pytest.mark.slow  # train.py starts
-def test_a_full_gpu_ends_a_run_without_a_checkpoint(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    arguments: list[Any] = [*TINY, "device=cuda", "data.decoder=pyav", f"data.shards={synthetic_shards}"]
-    done = gpu.run(library, "train.py", [*arguments, f"run={tmp_path / 'run'}"], FAKE_USED=84_995_000_000)
-    assert done.returncode == 2
-    assert "error: CUDA out of memory" in done.stderr.splitlines()[-1]
-    assert not list((tmp_path / "run").glob("checkpoints/*"))

@@ -19,7 +19,7 @@ from common.atomic_io import write_text
 from common.errors import InputError
 from pipeline.config import DataConfig
 from training import checkpoint, run_dir
-from training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint, take_snapshot
+from training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
 from training.failures import DivergedError
@@ -50,8 +50,8 @@ class Small:
         self.run.save(replace(STATE, step=step), {"model": self.model}, self.optimizer, {})
 
     def write(self, step: int) -> Path:
-        snapshot = take_snapshot({"model": self.model}, self.optimizer, {})
-        return save_checkpoint(self.folder, replace(STATE, step=step), snapshot)
+        modules = {"model": self.model.state_dict()}
+        return save_checkpoint(self.folder, replace(STATE, step=step), modules, self.optimizer.state_dict(), {})
 
     def load(self, expected: TrainState = STATE) -> TrainState:
         """As a run does with its newest checkpoint."""

@@ -111,7 +111,7 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, t
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
-    with torchrun.started([*arguments, "steps=1000", "distributed.timeout_s=5"], log) as job:
+    with torchrun.started([*arguments, "steps=1000", "timeout_s=5"], log) as job:
         wait_for_steps(tmp_path / "run")
         os.kill(job.workers()[1], number)
         assert torchrun.wait_for(lambda: not torchrun.is_alive(job.workers()[0]), 30)

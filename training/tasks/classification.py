@@ -20,7 +20,7 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import Evaluator, HeldOut, Views, check_classes, check_labels
+from training.evaluation import Evaluator, HeldOut, check_classes, check_labels
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -40,12 +40,10 @@ class Classification(Task):
                 f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a classifier needs two"
                 " classes at least; create shards with all of them (shard_tools/make_shards.py)"
             )
-        self.validation = None
+        self.held_out = HeldOut(config, dataset) if config.evaluation.shards else None
         self.baselines: dict[str, float] = {}
-        if config.evaluation.shards:
-            self.validation = ShardDataset.open(config.evaluation.shards, config.data)
-            check_classes(self.classes, self.multi_label, self.validation)
-            self.held_out = HeldOut(config, dataset)
+        if self.held_out is not None:
+            check_classes(self.classes, self.multi_label, self.held_out.dataset)
         self.is_mixed = bool(config.finetune.mixup or config.finetune.cutmix)
         if self.is_mixed:
             self.clip_multiple = 2
@@ -64,7 +62,7 @@ class Classification(Task):
             function = get_ema_multi_avg_fn(config.finetune.ema_decay)
             self.average = AveragedModel(self.model, multi_avg_fn=function, use_buffers=True)
             self.average.n_averaged.fill_(1)  # the first update averages, also after a resume
-        self.metadata = pretrained.make_metadata(config.model, self.classes, self.multi_label)
+        self.metadata = pretrained.make_metadata(config.model, classes=self.classes, multi_label=self.multi_label)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -142,20 +140,16 @@ class Classification(Task):
     def evaluate(self, step: int, log: Logger) -> None:
         """Log accuracy or mAP on the validation videos, one clip each; write checkpoints/best/model.safetensors, which
         has all that evaluate.py needs, if no better one is there."""
-        if self.validation is None:
+        if self.held_out is None:
             return
         model: Any = self.model if self.average is None else self.average.module
         config = self.config
-        evaluator = Evaluator(
-            self.validation, replace(config.data, subset=None), config.model, self.dist, config.precision
-        )
-        found = evaluator.predict(model, Views(batch_size=config.batch_size), self.multi_label).scores()
+        evaluator = Evaluator(replace(config, data=replace(config.data, subset=None)), self.held_out.dataset, self.dist)
+        found = evaluator.predict(model, self.multi_label).scores()
         best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
-            best.parent.mkdir(parents=True, exist_ok=True)
-            pretrained.save(
-                best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
-            )
+            scores = json.dumps({"step": step, **found})
+            pretrained.save(best, model.state_dict(), self.metadata | {"scores": scores})
         if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
