@@ -40,30 +40,26 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
-import json
 import sys
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from common.atomic_io import atomic_write, write_json
+from common.atomic_io import write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model.state_dict import StateDict
+from model.state_dict import StateDict, select
 from model.tokenizer import position_table
-from model.weights import pretrained
 from model.weights.hub import TIMM_FILE, push_folder
 from model.weights.layouts import is_pretraining, to_external, to_timm
-from model.weights.weight_files import save_pickle, save_tensors
+from model.weights.pretrained import ENCODER_PARTS, HUGGINGFACE_KEYS, Weights, load, make_metadata, save, trained_rate
 from training.model_card import write_card
 from training.remote_run import local_run
 
 
 def main(options: argparse.Namespace) -> None:
     source, output = local_run(options.source), options.output
-    weights = pretrained.load(source, options.num_frames)
-    if "norm.running_mean" in weights.state and (options.command == "import" or options.to != "encoder"):
-        raise InputError(f"{source} is a probe, for which no other project has a place: use export … --to encoder")
+    weights = load(source, options.num_frames)
     if options.command == "import":
         import_weights(weights, source, output)
     else:
@@ -71,32 +67,32 @@ def main(options: argparse.Namespace) -> None:
         if options.push:
             push(weights, source, options.push, options.license)
         elif options.to == "encoder":
-            state = {k: v for k, v in weights.state.items() if k.startswith(pretrained.ENCODER_PARTS)}
+            state = select(weights.state, ENCODER_PARTS)
             file = output / "encoder.safetensors"
-            write_weights(file, state, pretrained.make_metadata(weights.config))
+            save(file, state, make_metadata(weights.config))
             write_card(file, weights, state, source, file.name, options.license)
         elif options.to == "huggingface":
             export_huggingface(weights, output)
         else:
-            write_weights(output, convert(weights, options.to))
+            save(output, convert(weights, options.to))
     num_parameters = sum(value.numel() for value in weights.state.values())
     log(f"wrote {output or options.push}: {num_parameters / 1e6:.1f} M parameters from {source}")
 
 
-def import_weights(weights: pretrained.Weights, source: Path, output: Path) -> None:
+def import_weights(weights: Weights, source: Path, output: Path) -> None:
     """Write weights as one safetensors file with their configuration; warn of what nothing says."""
     if output.suffix != ".safetensors":
         raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
-    config = weights.config
-    write_weights(output, weights.state, pretrained.make_metadata(config, weights.classes, weights.multi_label))
-    if weights.assumed:
-        assumed = ", ".join(f"{name} {getattr(config, name)}" for name in weights.assumed)
-        log(f"WARNING: {source} does not say, so assumed: {assumed}", sys.stderr)
-    if "head.weight" not in weights.state and config.masking != "adaptive":
+    state, config, classes, multi_label, assumed = weights
+    save(output, state, make_metadata(config, classes=classes, multi_label=multi_label))
+    if assumed:
+        said = ", ".join(f"{name} {getattr(config, name)}" for name in assumed)
+        log(f"WARNING: {source} does not say, so assumed: {said}", sys.stderr)
+    if "head.weight" not in state and config.masking != "adaptive":
         log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
 
 
-def leave_out_decoder(weights: pretrained.Weights) -> pretrained.Weights:
+def leave_out_decoder(weights: Weights) -> Weights:
     """Leave out a decoder, and its sampler, that other projects cannot use."""
     if weights.config.target == "pixels" and weights.config.decoder_attention == "self":
         return weights
@@ -105,24 +101,24 @@ def leave_out_decoder(weights: pretrained.Weights) -> pretrained.Weights:
     return weights._replace(state=state, config=plain)
 
 
-def convert(weights: pretrained.Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
-    if weights.config.differences:
-        raise InputError("no other project makes differences of frames (model.differences): use export … --to encoder")
+def list_own_features(weights: Weights) -> list[str]:
+    """List what no other project has a place for."""
+    config = weights.config
+    found = {
+        "a probe": "norm.running_mean" in weights.state,
+        "differences of frames (model.differences)": config.differences,
+        f"{config.positions} positions": config.positions != "flat-1d",
+    }
+    return [feature for feature, is_there in found.items() if is_there]
+
+
+def convert(weights: Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
+    if features := list_own_features(weights):
+        raise InputError(f"no other project has {' and '.join(features)}: use export … --to encoder")
     return to_external(weights.state, layout, weights.config.tubelet_size, weights.config.in_channels)
 
 
-def write_weights(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as partial:
-        if path.suffix == ".safetensors":
-            save_tensors(partial, state, metadata or {"format": "pt"})
-        elif path.suffix in (".pth", ".pt"):
-            save_pickle(partial, {"model": state})
-        else:
-            raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
-
-
-def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
+def export_huggingface(weights: Weights, folder: Path) -> None:
     """Write a folder that `VideoMAEForPreTraining` or `VideoMAEForVideoClassification` reads with `from_pretrained`
     and, for RGB, `AutoImageProcessor`, which makes the same clips from raw frames.
 
@@ -130,18 +126,13 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
     configuration says, instead of 1e-6.
     """
     config, size = weights.config, weights.config.dimensions
-    if config.positions != "flat-1d":
-        raise InputError(
-            f"Hugging Face's VideoMAE has no {config.positions} positions: use --to encoder, or train with"
-            " model.positions=flat-1d"
-        )
     is_classifier = "head.weight" in weights.state
     kind = "ForVideoClassification" if is_classifier else "ForPreTraining" if is_pretraining(weights.state) else "Model"
     values = vars(config) | size._asdict()
     described: dict[str, Any] = {
         "model_type": "videomae",
         "architectures": [f"VideoMAE{kind}"],
-        **{key: values[name] for name, key in pretrained.HUGGINGFACE_KEYS.items()},
+        **{key: values[name] for name, key in HUGGINGFACE_KEYS.items()},
         "intermediate_size": 4 * size.encoder_width,
         "decoder_intermediate_size": 4 * size.decoder_width,
         "layer_norm_eps": 1e-6,
@@ -151,7 +142,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         names = dict(enumerate(weights.classes or (f"LABEL_{i}" for i in range(len(weights.state["head.weight"])))))
         described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         described |= {"problem_type": "multi_label_classification"} if weights.multi_label else {}
-    write_weights(folder / "model.safetensors", convert(weights, "huggingface"))
+    save(folder / "model.safetensors", convert(weights, "huggingface"))
     write_json(folder / "config.json", described)
     if config.in_channels == 3:  # the processor there makes RGB of every frame
         height, width = config.frame_size  # the middle square, scaled
@@ -165,7 +156,7 @@ def export_huggingface(weights: pretrained.Weights, folder: Path) -> None:
         write_json(folder / "preprocessor_config.json", preprocessing)
 
 
-def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> None:
+def push(weights: Weights, source: Path, repo: str, license: str) -> None:
     """Upload all weights, for `load_adamae` and, where their models can be made of them, for transformers and,
     as an encoder of still images, timm.
 
@@ -174,16 +165,14 @@ def push(weights: pretrained.Weights, source: Path, repo: str, license: str) -> 
     state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.safetensors"
-        if config.positions == "flat-1d" and not config.differences and "norm.running_mean" not in state:
+        if not list_own_features(weights):
             export_huggingface(weights, file.parent)
-            sampler = {name: value for name, value in state.items() if name.startswith("token_sampler.")}
-            state = convert(weights, "huggingface") | sampler
-        metadata = pretrained.make_metadata(config, classes, multi_label)
-        metadata[pretrained.RATE_KEY] = json.dumps(pretrained.trained_rate(source))
-        write_weights(file, state, metadata)
+            state = convert(weights, "huggingface") | select(state, "token_sampler.")
+        rate = trained_rate(source)
+        save(file, state, make_metadata(config, classes=classes, multi_label=multi_label, rate=rate))
         if config.in_channels == 3 and not config.differences and "encoder.norm.weight" in weights.state:
             positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
-            write_weights(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
+            save(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
         write_card(file, weights, state, source, repo, license)
         push_folder(file.parent, repo)
 

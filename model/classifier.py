@@ -12,7 +12,7 @@ from model.casting import Linear
 from model.channels import Clip
 from model.config import ModelConfig
 from model.encoder import Encoder, encode
-from model.state_dict import load_parts, load_weights
+from model.state_dict import load_weights
 from model.tokenizer import Tokenizer
 
 Kind = Literal["linear", "attentive"]
@@ -47,7 +47,7 @@ class VideoClassifier(nn.Module):
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
-        load_parts(self, state_dict, ("tokenizer.", "encoder.blocks."))
+        load_weights(self, state_dict, ("tokenizer.", "encoder.blocks."))
 
 
 class Probe(nn.Module):
@@ -89,7 +89,7 @@ class Probe(nn.Module):
         """Take tokenizer and encoder of a pre-trained AdaMAE; raises InputError if they do not fit."""
         if "encoder.norm.weight" not in state_dict:
             raise InputError("a probe needs a pre-trained encoder, and these weights are a classifier's")
-        load_parts(self, state_dict, ("tokenizer.", "encoder."))
+        load_weights(self, state_dict, ("tokenizer.", "encoder."))
 
     def no_weight_decay(self) -> set[str]:
         return {"pool.latent"}

@@ -9,16 +9,15 @@ StateDict = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def load_weights(module: nn.Module, state_dict: StateDict) -> None:
-    """Call `module.load_state_dict`; raise InputError with what does not fit."""
-    check_keys(shapes(module.state_dict()), shapes(state_dict))
-    module.load_state_dict(state_dict)
+def load_weights(module: nn.Module, state_dict: StateDict, parts: tuple[str, ...] = ("",)) -> None:
+    """Load what starts with one of `parts`; raise InputError with all of it that does not fit."""
+    given = select(state_dict, parts)
+    check_keys(shapes(select(module.state_dict(), parts)), shapes(given))
+    module.load_state_dict(given, strict=False)
 
 
-def load_parts(module: nn.Module, state_dict: StateDict, prefixes: tuple[str, ...]) -> None:
-    """Load only what starts with one of `prefixes`; raise InputError where it does not fit."""
-    own = {name: value for name, value in module.state_dict().items() if not name.startswith(prefixes)}
-    load_weights(module, own | {name: value for name, value in state_dict.items() if name.startswith(prefixes)})
+def select(state_dict: StateDict, parts: str | tuple[str, ...]) -> StateDict:
+    return {name: value for name, value in state_dict.items() if name.startswith(parts)}
 
 
 def shapes(state_dict: StateDict) -> Shapes:

@@ -106,7 +106,7 @@ def test_classifiers_and_what_transformers_has_no_place_for(
     monkeypatch.chdir(tmp_path)
     classifier = VideoClassifier(CONFIG, num_classes=2).eval()
     file = tmp_path / "classifier.safetensors"
-    pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, ["up", "down"]))
+    pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, classes=["up", "down"]))
     push(file)
     state, config, classes, *_ = pretrained.load("user/name")
     assert (config, classes) == (CONFIG, ["up", "down"])

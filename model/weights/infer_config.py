@@ -15,34 +15,11 @@ TUBELETS = (2, 4, 1, 3, 8)  # the usual ones first
 
 
 def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
-    """Infer the configuration; the clip shape is not in the weights and must be known.
-
-    It is that of `like` if that makes as many tokens of it, else `num_frames` square frames.
-    """
-    config = replace(infer_architecture(state_dict, like), num_frames=num_frames)
-    num_tokens = len(state_dict[LEARNED_POSITIONS]) if LEARNED_POSITIONS in state_dict else None
-    if like is not None and like.patch_values == config.patch_values and num_tokens in (None, like.num_tokens):
-        patches = ("tubelet_size", "patch_size", "in_channels")
-        names = ("num_frames", "image_size", *patches, "differences", "positions", "masking", "mask_ratio")
-        return replace(config, **{name: getattr(like, name) for name in names})
-    if num_tokens is None:
-        return config
-    time = config.grid[0]
-    side = math.isqrt(num_tokens // time)
-    if time * side**2 != num_tokens:
-        raise InputError(
-            f"these weights are for {num_tokens} tokens, which are not {time} square token frames:"
-            f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
-            " into its output"
-        )
-    return replace(config, image_size=side * config.patch_size)
-
-
-def infer_architecture(state_dict: StateDict, like: ModelConfig | None = None) -> ModelConfig:
-    """Read widths and depths off names and shapes, with defaults where a tensor is missing.
+    """Infer the configuration: widths and depths from names and shapes, with defaults where a tensor is missing.
 
     Numbers of heads are not in the weights: they are those of the size with these widths, else of `like` with these
-    widths, else one for 64 channels.
+    widths, else one for 64 channels. Nor is the clip shape: it is that of `like` if that makes as many tokens of it,
+    else `num_frames` square frames.
     """
 
     def rows(name: str, default: int) -> int:
@@ -59,16 +36,16 @@ def infer_architecture(state_dict: StateDict, like: ModelConfig | None = None) -
 
     encoder = dimensions("encoder", 768)
     adaptive = any(name.startswith("token_sampler.") for name in state_dict)
-    tubelet_size, patch_size, in_channels = _factor_patch(
-        state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
-    )
-    return ModelConfig(
+    values = state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
+    tubelet_size, patch_size, in_channels = _factor_patch(values)
+    num_tokens = rows(LEARNED_POSITIONS, 0)
+    config = ModelConfig(
         **encoder,
         **dimensions("decoder", 384),
         tubelet_size=tubelet_size,
         patch_size=patch_size,
         in_channels=in_channels,
-        num_frames=8 * tubelet_size,
+        num_frames=num_frames,
         image_size=14 * patch_size,
         masking="adaptive" if adaptive else "tube",
         mask_ratio=0.95 if adaptive else 0.9,
@@ -76,6 +53,19 @@ def infer_architecture(state_dict: StateDict, like: ModelConfig | None = None) -
         sampler_depth=count("token_sampler.body."),
         sampler_width=rows("token_sampler.projection.weight", encoder["encoder_width"]),
     )
+    if like is not None and like.patch_values == values and num_tokens in (0, like.num_tokens):
+        patches = ("tubelet_size", "patch_size", "in_channels")
+        names = ("num_frames", "image_size", *patches, "differences", "positions", "masking", "mask_ratio")
+        return replace(config, **{name: getattr(like, name) for name in names})
+    time = config.grid[0]
+    side = math.isqrt(num_tokens // time)
+    if time * side**2 != num_tokens:
+        raise InputError(
+            f"these weights are for {num_tokens} tokens, which are not {time} square token frames:"
+            f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
+            " into its output"
+        )
+    return replace(config, image_size=side * patch_size) if num_tokens else config
 
 
 def _factor_patch(num_values: int) -> tuple[int, int, int]:

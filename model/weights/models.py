@@ -11,6 +11,7 @@ from model.encoder import VideoEncoder
 from model.state_dict import load_weights
 from model.targets import make_target
 from model.weights import pretrained
+from model.weights.infer_config import LEARNED_POSITIONS
 from model.weights.teachers import make_teacher
 from model.weights.warm_start import CLIP, adapt_weights
 
@@ -22,7 +23,7 @@ def load_adamae(path: str | Path, **changes: Any) -> AdaMAE:
     positions are then interpolated. Raises InputError where weights are missing.
     """
     state, config, *_ = pretrained.load(path)
-    if not any(name.startswith("decoder.") for name in state):
+    if "decoder.mask_token" not in state:
         raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
     wanted = replace(config, **{name: changes.pop(name) for name in CLIP if name in changes})
     model = AdaMAE(wanted, make_target(wanted, make_teacher(wanted)))
@@ -37,8 +38,6 @@ def load_encoder(path: str | Path, **changes: Any) -> VideoEncoder:
     weights are missing.
     """
     state, config, *_ = pretrained.load(path)
-    state = {k: v for k, v in state.items() if k.startswith((*pretrained.ENCODER_PARTS, "token_sampler."))}
-    has_sampler = any(name.startswith("token_sampler.") for name in state)
-    encoder = VideoEncoder(replace(config, **changes), "encoder.norm.weight" in state, has_sampler)
-    load_weights(encoder, adapt_weights(state, config, encoder.config))
+    encoder = VideoEncoder(replace(config, **changes), "encoder.norm.weight" in state, LEARNED_POSITIONS in state)
+    load_weights(encoder, adapt_weights(state, config, encoder.config), (*pretrained.ENCODER_PARTS, "token_sampler."))
     return encoder.eval()

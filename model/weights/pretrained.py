@@ -1,14 +1,12 @@
 """Loads weights and configuration from a run, a checkpoint, an export, or another project's checkpoint."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import nn
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
@@ -18,17 +16,12 @@ from model.adamae import AdaMAE
 from model.classifier import make_classifier
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
-from model.state_dict import StateDict, check_keys, shapes
+from model.state_dict import StateDict, check_keys, select, shapes
 from model.weights.hub import find_model
 from model.weights.infer_config import infer_config
 from model.weights.layouts import from_external, is_pretraining
-from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_tensors
+from model.weights.weight_files import read_json, read_metadata, read_state_dict, save_pickle, save_tensors
 
-CONFIG_KEY = "model_config"  # in the metadata of safetensors files written here: ModelConfig as JSON
-CLASSES_KEY = "classes"  # there too, of a classifier: their names by id, as JSON
-MULTI_LABEL_KEY = "multi_label"  # there too: whether it decides about each class by itself, as JSON
-SCORES_KEY = "scores"  # and of the best one of a run: the step, and how good it was
-RATE_KEY = "rate"  # and of what came to the Hub without its run: trained_rate, as JSON
 ENCODER_PARTS = ("tokenizer.", "encoder.")  # what the names of an encoder's weights start with
 HUGGINGFACE_KEYS = {  # ModelConfig's names -> those in the config.json of a VideoMAE
     "encoder_width": "hidden_size",
@@ -68,13 +61,13 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
         state = from_external(state)
     if is_pretraining(state) and "encoder.norm.weight" not in state:
         log_note(f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out")
-        state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
-    classes = read_json(metadata.get(CLASSES_KEY, "[]"), file, list[str])
+        state = select(state, ENCODER_PARTS)
+    classes = read_json(metadata.get("classes", "[]"), file, list[str])
     if classes and len(classes) != len(state.get("head.weight", classes)):
         raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
     assumed: tuple[str, ...] = ()
-    if CONFIG_KEY in metadata:
-        config = _parse_config(read_json(metadata[CONFIG_KEY], file, dict[str, Any]), file)
+    if "model_config" in metadata:
+        config = _parse_config(read_json(metadata["model_config"], file, dict[str, Any]), file)
     elif (run := run_of(file)) is not None:
         config = config_of_run(run)
     elif (described := _read_huggingface(file.parent / "config.json")) is not None:
@@ -83,40 +76,47 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
         config = infer_config(state, num_frames, like)
         assumed = "masking", "mask_ratio", "num_frames", "image_size", "positions"
     _check(state, config, file)
-    return Weights(state, config, classes, metadata.get(MULTI_LABEL_KEY) == "true", assumed)
+    return Weights(state, config, classes, metadata.get("multi_label") == "true", assumed)
 
 
 def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
     """Raise InputError, with all that is wrong, unless these are all weights of a model of `config`."""
-    model: nn.Module
     with torch.device("meta"):
         if "head.weight" in state:
-            model = make_classifier(state, config)
+            wanted = shapes(make_classifier(state, config).state_dict())
         elif is_pretraining(state):
-            has_sampler = any(name.startswith("token_sampler.") for name in state)
-            masking = "adaptive" if has_sampler else "random"
-            model = AdaMAE(replace(config, masking=masking, target="pixels", teacher="", loss="mse"))
+            masking = "adaptive" if select(state, "token_sampler.") else "random"
+            plain = replace(config, masking=masking, target="pixels", teacher="", loss="mse")
+            wanted = shapes(AdaMAE(plain).state_dict())
         else:
-            model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
-            state = {name: value for name, value in state.items() if name.startswith(ENCODER_PARTS)}
-    wanted = shapes(model.state_dict())
+            wanted = shapes(VideoEncoder(config, has_norm="encoder.norm.weight" in state).state_dict())
+            state = select(state, ENCODER_PARTS)
     if config.target != "pixels":  # a teacher may be gone, and is not needed for the encoder
-        wanted |= {name: shape for name, shape in shapes(state).items() if name.startswith("decoder.head.")}
+        wanted |= shapes(select(state, "decoder.head."))
     check_keys(wanted, shapes(state), f"{file} is damaged or of another model")
 
 
-def save(path: Path, state_dict: StateDict, metadata: dict[str, str]) -> None:
-    """Write weights and metadata as one safetensors file, atomically."""
+def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -> None:
+    """Write weights atomically: as safetensors, with metadata, or where the name ends in .pth or .pt, in PyTorch's
+    format under the key `model`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
-        save_tensors(partial, state_dict, metadata)
+        if path.suffix == ".safetensors":
+            save_tensors(partial, state, metadata or {"format": "pt"})
+        elif path.suffix in (".pth", ".pt"):
+            save_pickle(partial, {"model": state})
+        else:
+            raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
 
 
-def make_metadata(config: ModelConfig, classes: Sequence[str] = (), multi_label: bool = False) -> dict[str, str]:
-    """Make the metadata that `load` reads from a file of weights."""
-    known = {CLASSES_KEY: json.dumps(list(classes))} if classes else {}
-    if multi_label:
-        known[MULTI_LABEL_KEY] = "true"
-    return {"format": "pt", CONFIG_KEY: json.dumps(asdict(config)), **known}
+def make_metadata(config: ModelConfig, **known: Any) -> dict[str, str]:
+    """Make the metadata that is read from a file of weights, as JSON each.
+
+    known: of a classifier `classes`, their names by id, `multi_label`, whether it decides about each by itself, and of
+    the best one of a run `scores`, with its step; of what leaves its run, `rate`, its `trained_rate`.
+    """
+    described = {"model_config": asdict(config)} | {name: value for name, value in known.items() if value}
+    return {"format": "pt"} | {name: json.dumps(value) for name, value in described.items()}
 
 
 def find_file(path: str | Path) -> Path:
@@ -163,7 +163,7 @@ def trained_rate(path: Path) -> dict[str, Any]:
         data = run_config(run).get("data", {})
     else:
         known = read_metadata(file) if file.suffix == ".safetensors" else {}
-        data = read_json(known.get(RATE_KEY, '{"frame_stride": 4}'), file, dict[str, int | float])
+        data = read_json(known.get("rate", '{"frame_stride": 4}'), file, dict[str, int | float])
     for name in ("frame_stride", "fps"):
         if isinstance(data.get(name), int | float) and data[name] > 0:
             return {name: data[name]}
@@ -172,7 +172,7 @@ def trained_rate(path: Path) -> dict[str, Any]:
 
 def read_score(file: Path, name: str) -> float:
     """Read the score at which a run's best classifier was saved; raises InputError where it is not there."""
-    scores = read_json(read_metadata(file).get(SCORES_KEY, "{}"), file, dict[str, float])
+    scores = read_json(read_metadata(file).get("scores", "{}"), file, dict[str, float])
     if name not in scores:
         raise InputError(f"{file} has no scores: remove it and re-run the command")
     return scores[name]

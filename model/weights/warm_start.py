@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.state_dict import StateDict, load_weights, shapes
+from model.state_dict import StateDict, load_weights, select, shapes
 from model.weights import pretrained
 from model.weights.infer_config import LEARNED_POSITIONS
 
@@ -15,9 +15,7 @@ ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "p
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
 # The dimension that is a patch's values, of what reads and predicts them.
 OF_PATCHES = {"tokenizer.projection.weight": 1, "decoder.head.weight": 0, "decoder.head.bias": 0}
-# Taken as a whole or not at all. A classifier has the first two, and no more an encoder's last norm.
-NEEDED = ("tokenizer.", "encoder.blocks.")
-PARTS = {
+PARTS = {  # each is taken as a whole or not at all; the first two always fit, once `check_encoder` has passed
     "tokenizer.": "tokenizer",
     "encoder.blocks.": "encoder's blocks",
     "encoder.norm.": "encoder's norm",
@@ -35,22 +33,17 @@ def warm_start(model: AdaMAE, path: Path) -> str:
     state, trained, *_ = pretrained.load(path, like=model.config)
     check_encoder(model.config, trained, str(path))
     given, own = adapt_weights(state, trained, model.config), model.state_dict()
-    taken: StateDict = {}
     loaded, fresh = [], []
     for part, title in PARTS.items():
-        wanted, found = (
-            {name: value for name, value in weights.items() if name.startswith(part)} for weights in (own, given)
-        )
-        if part in NEEDED or (wanted and shapes(wanted) == shapes(found)):
-            taken |= found
+        wanted, found = (shapes(select(weights, part)) for weights in (own, given))
+        if wanted and wanted == found:
+            load_weights(model, given, (part,))
             loaded.append(title)
         elif wanted:
-            taken |= wanted
             fresh.append(f"{title} ({'of another shape there' if found else 'not there'})")
-    load_weights(model, taken)
     left_out = sorted({name.split(".")[0] for name in given} - {name.split(".")[0] for name in own})
     said = [f"weights of {path}: {', '.join(loaded)}"]
-    if LEARNED_POSITIONS in taken and given.get(LEARNED_POSITIONS) is not state.get(LEARNED_POSITIONS):
+    if PARTS["token_sampler."] in loaded and trained.grid != model.config.grid:
         sizes = ("×".join(map(str, config.grid)) for config in (trained, model.config))
         said.append(f"the sampler's positions interpolated from {' to '.join(sizes)} tokens")
     if (before := trained.in_channels) != (after := model.config.in_channels):

@@ -5,9 +5,7 @@ What comes out are named, dense, finite tensors that take no more memory than th
 
 import argparse
 import json
-import os
 import re
-import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from common.errors import InputError
@@ -79,27 +77,15 @@ def read_json(source: str | Path, where: Path, kind: Any) -> Any:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file, the same bytes for the same contents.
-
-    Raises OSError where the disk fails, which safetensors hides behind its own error.
-    """
-    path.touch()
-    mode = path.stat().st_mode  # as the umask has it; safetensors makes a file that others cannot read
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata=dict(metadata))
-    except SafetensorError as error:
-        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
-    path.chmod(mode)
-    with path.open("r+b") as file:  # safetensors varies the order of the metadata from process to process: sort it
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= length, "the tensors' places would change"
-        file.seek(8)
-        file.write(text.ljust(length))
+    """Write a safetensors file, the same bytes for the same contents: safetensors varies the order of the metadata from
+    process to process, so it is sorted here. Raises OSError where the disk fails."""
+    data = memoryview(save({name: value.contiguous() for name, value in tensors.items()}, dict(metadata)))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:end]))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    with path.open("wb") as file:
+        file.writelines((data[:8], text.ljust(end - 8), data[end:]))
 
 
 def save_pickle(path: Path, value: Any) -> None:

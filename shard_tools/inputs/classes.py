@@ -30,11 +30,8 @@ class LabelMap:
     codes: dict[str, str] = field(default_factory=dict)  # names by what else identifies them
 
     def match(self, labels: set[str]) -> tuple[dict[str, str], int | None]:
-        """Return class names by label, and what the numbers among the labels count from.
-
-        Numbers count from 0 or 1, whatever the map says, if only that gives all of them a name. Raise InputError if
-        both may be, and the map has no numbers.
-        """
+        """Return class names by label, and what the numbers among the labels count from: 0 or 1, whatever the map says,
+        if only that gives all of them a name. Raise InputError if both may be, and the map has no numbers."""
         by_case = {name.casefold(): name for name in self.names}
         known = {label: by_case[label.casefold()] for label in labels if label.casefold() in by_case}
         known |= {name: name for name in self.names} | self.codes
@@ -43,10 +40,8 @@ class LabelMap:
             return known, None
         possible = [first for first in (0, 1) if all(0 <= number - first < len(self.names) for number in numbers)]
         if len(possible) > 1 and self.first is None:
-            raise InputError(
-                f"labels are numbers from {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)}"
-                " names and no numbers, which may count from 0 or from 1: write the numbers into the map (0 Name)"
-            )
+            what = f"labels are {min(numbers)} to {max(numbers)}, and the label map has {len(self.names)} names"
+            raise InputError(f"{what} without numbers, which may count from 0 or from 1: write them into it (0 Name)")
         first = possible[0] if len(possible) == 1 else self.first or 0
         return {str(number): name for number, name in enumerate(self.names, first)} | known, first
 
@@ -55,40 +50,39 @@ def read_label_map(path: Path) -> LabelMap:
     """Read class names: a name a line, with a number or a code or without; CSV with a header; JSON."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return _parse_json(json.loads(text)) if path.suffix == ".json" else _parse_lines(text)
-    except (OSError, ValueError, LookupError, AttributeError, StopIteration, RecursionError, csv.Error) as error:
+        return _parse_table(_list_json(json.loads(text)) if path.suffix == ".json" else _list_lines(text))
+    except (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError, csv.Error) as error:
         raise InputError(f"{path} is not a label map with ids from 0 or 1 ({error!r})") from error
 
 
-def _parse_json(value: Any) -> LabelMap:
-    """Read a list of names, {name: id}, {id: name}, or a list of objects with both."""
-    if isinstance(value, list):
-        if value and isinstance(value[0], dict):
-            return _parse_table([list(value[0]), *([entry[key] for key in value[0]] for entry in value)])
-        return LabelMap([str(name) for name in value])
-    pairs = [(str(key), str(content)) for key, content in value.items()]
-    if all(content.isdigit() for _, content in pairs):
-        pairs = [(content, key) for key, content in pairs]
-    label_map = _parse_table([("id", "name"), *pairs])
-    if label_map.first is None:
-        raise ValueError("a number is missing or no number")
-    return label_map
+def _list_json(value: Any) -> Sequence[Sequence[Any]]:
+    """Make a table of a list of names, {name: id}, {id: name}, or a list of objects with both."""
+    if isinstance(value, dict):
+        pairs = [(str(key), str(content)) for key, content in value.items()]
+        if all(content.isdigit() for _, content in pairs):
+            pairs = [(content, key) for key, content in pairs]
+        if not all(number.isdigit() for number, _ in pairs):
+            raise ValueError("neither names nor contents are numbers")
+        return [("id", "name"), *pairs]
+    if value and isinstance(value[0], dict):
+        return [[*value[0]], *([entry[key] for key in value[0]] for entry in value)]
+    return [("name",), *((name,) for name in value)]
 
 
-def _parse_lines(text: str) -> LabelMap:
+def _list_lines(text: str) -> Sequence[Sequence[Any]]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if "," in lines[0] and {*lines[0].lower().split(",")} & {*NAME_COLUMNS}:
-        return _parse_table(list(csv.reader(lines)))
+        return list(csv.reader(lines))
     for pattern in LINES:
         matches = [match for line in lines if (match := re.fullmatch(pattern, line))]
-        if len(matches) == len(lines):
-            label_map = _parse_table([("id", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)])
-            if label_map.codes or label_map.first is not None:
-                return label_map
-    return LabelMap(lines)
+        rows = [("code", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)]
+        label_map = _parse_table(rows)
+        if len(matches) == len(lines) and (label_map.codes or label_map.first is not None):
+            return rows
+    return [("name",), *((line,) for line in lines)]
 
 
-def _parse_table(rows: list[Sequence[Any]]) -> LabelMap:
+def _parse_table(rows: Sequence[Sequence[Any]]) -> LabelMap:
     """Read a table with a header: the column of names, that of ids 0, 1, … or 1, 2, …, and others, which are codes."""
     header, *rest = ([str(cell).strip() for cell in row] for row in rows)
     keys = [name.lower() for name in header]
@@ -101,6 +95,8 @@ def _parse_table(rows: list[Sequence[Any]]) -> LabelMap:
         if start is not None and first is None:
             first = start
             names = [row[named] for row in sorted(rest, key=lambda row: int(row[column]))]
+        elif header[column] == "id" and all(map(str.isdigit, values)):
+            raise ValueError("a number is missing")
         elif len({*values}) == len(rest):
             codes |= {row[column]: row[named] for row in rest if not row[column].isdigit()}
     return LabelMap(names, first, codes)

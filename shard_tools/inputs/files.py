@@ -2,38 +2,33 @@
 
 import os
 import re
-import stat
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from pipeline.reading.storage import is_remote
 from shard_tools.inputs import folders
 from shard_tools.inputs.cells import to_text
-from shard_tools.inputs.folders import has_video_extension, is_frame_folder
+from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_hidden
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".mov")
 # yt-dlp names a download "title [id].mp4", and youtube-dl "title-id.mp4".
 DOWNLOAD = re.compile(r".*(?:\[([^\[\]]+)\]|-([\w-]{11}))\.\w+", re.DOTALL)
 MAX_NAMED = 3  # files of one name in a sentence
-MAX_FOLDERS, MAX_FILES = 1024, 2**21  # listings in memory, and names in one: about 100 bytes each
 
 
 class Finder:
-    """Looks names up below `root`: as they are, with an extension, and, once it is indexed, wherever they lie.
-
-    Paths are relative to `root`, or absolute. Folders are listed rather than asked about each file.
-    """
+    """Looks names up below `root`: as they are, with an extension, and, once it is indexed, wherever they lie; returns
+    paths relative to it, or absolute. Folders are listed rather than asked about each file."""
 
     def __init__(self, root: Path, suffix: str = "") -> None:
         self.root, self.suffix = root, suffix
         self.absolute = str(root.absolute())
         self.finds_urls = True  # by their last part: they were downloaded
-        self._index: TempTable | None = None
-        self._list = lru_cache(MAX_FOLDERS)(self._list_folder)
+        self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
+        self._list = lru_cache(1024)(self._list_folder)  # about 100 bytes a name
 
     def find(self, name: str) -> str | None:
         """Return the path of the video file, or folder of frames, that a list means by a name."""
@@ -55,46 +50,39 @@ class Finder:
     def count_frames(self, name: str) -> int:
         """Count the frames in a folder of this name; 0 if there is none."""
         found = self.find(name)
-        return folders.count_frames(self.root / found) if found and (self.root / found).is_dir() else 0
+        if not found or not (folder := self.root / found).is_dir():
+            return 0
+        return sum(folders.PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder))
 
     def locate(self, path: str) -> tuple[str, str]:
         """Return the name of the source, relative to the root if it lies below, and the absolute path."""
         if path[0] != "/":
-            location = f"{self.absolute}/{path}"
-            return PurePosixPath(path).as_posix() if "./" in path or "//" in path else path, location
+            return PurePosixPath(path).as_posix(), f"{self.absolute}/{path}"
         relative = os.path.relpath(path, self.root)
         return path if relative.startswith("..") else relative, path
 
     def _look_at(self, name: str) -> str | None:
         name = name.rstrip("/")
-        end = name.rfind("/") + 1
-        listing, path = self._list(name[:end]), os.path.join(self.root, name)
-        try:
-            is_file = stat.S_ISREG(os.stat(path).st_mode) if listing is None else listing[name[end:]]
-        except (OSError, ValueError, KeyError):
-            return None
-        return name if is_file or (os.path.isdir(path) and is_frame_folder(path)) else None
+        folder, slash, base = name.rpartition("/")
+        is_file, path = self._list(folder + slash).get(base), os.path.join(self.root, name)
+        return name if is_file or (is_file is False and os.path.isdir(path) and is_frame_folder(path)) else None
 
-    def _list_folder(self, folder: str) -> dict[str, bool] | None:
-        """Return the names in a folder, and whether they are files; None if that is not possible, or too many."""
+    def _list_folder(self, folder: str) -> dict[str, bool]:
+        """Return the names in a folder, and whether they are files."""
         try:
             with os.scandir(os.path.join(self.root, folder)) as entries:
-                listing = {entry.name: entry.is_file() for entry in islice(entries, MAX_FILES)}
-        except FileNotFoundError:
-            return {}
+                return {entry.name: entry.is_file() for entry in entries}
         except (OSError, ValueError):
-            return None
-        return listing if len(listing) < MAX_FILES else None
+            return {}
 
     def index(self) -> None:
         """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
-        self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
         self._index.insert("files", self._walk(), 2)
         self._index.run("CREATE INDEX by_name ON files (name)")
 
     def _walk(self) -> Iterator[tuple[str, str]]:
         for folder, files in folders.walk_folders(self.root):
-            videos = [name for name in files if folders.is_named_video(name)]
+            videos = [name for name in files if has_video_extension(name) and not is_hidden(name)]
             for name in videos:
                 yield _normalize(name)[-1], folder + name
                 if match := DOWNLOAD.fullmatch(name):
@@ -104,8 +92,6 @@ class Finder:
 
     def _look_up(self, name: str) -> list[str]:
         """List the files that `name` may mean: the folders of one must be the last folders of the other."""
-        if self._index is None or not name.strip("/\\"):
-            return []
         wanted = _normalize(name)
         found = []
         for path in self._get_paths(wanted[-1]):
@@ -116,7 +102,6 @@ class Finder:
         return (exact if len(exact) == 1 else found) or self._get_paths(f"[{name}]")
 
     def _get_paths(self, name: str) -> list[str]:
-        assert self._index is not None
         return [path for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", name)]
 
     def explain(self, name: str) -> str:
@@ -124,7 +109,7 @@ class Finder:
         matches = self._look_up(name)
         if len(matches) > 1:
             return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
-        return folders.make_item(name, self.root / name).problem or "it is a folder, not a video file"
+        return folders.examine(self.root / name)[1] or "its folder cannot be listed"
 
 
 def _normalize(name: str) -> list[str]:

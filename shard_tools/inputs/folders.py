@@ -1,5 +1,6 @@
-"""Videos in folders, here or in object storage."""
+"""Videos in folders, here or in object storage, and in data sets of LeRobot."""
 
+import json
 import os
 import re
 import stat
@@ -14,9 +15,9 @@ from common.errors import InputError
 from common.logging import printable
 from shard_tools.encoding.frames import PICTURE
 from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
-from shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped, is_hidden
-from shard_tools.inputs.options import FOLDER, ListOptions
+from shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Segment, Skipped, import_pyarrow
 
+LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FRAME_FOLDERS = "folders of frames beside videos"
 TABLES = "tables and texts: give a list of videos itself as INPUT"
@@ -26,15 +27,9 @@ PART = re.compile(  # of video2dataset and others; days, cameras, recordings
     re.IGNORECASE,
 )
 PLACES = set("video videos clip clips data raw full media files frames images mp4 downloads".split())  # of all classes
-NO_PERMISSION = "no permission to read it"
 NUM_NAMED = 5  # folders in a sentence
-GROUPS = {  # what subsets are called
-    "train": "train", "training": "train", "trainset": "train",
-    "val": "val", "valid": "val", "validation": "val", "validate": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
-
-
+SUBSETS = {"train": "train training trainset", "val": "val valid validation validate dev", "test": "test testing"}
+GROUPS = {name: group for group, names in SUBSETS.items() for name in names.split()}  # what subsets are called
 ARCHIVE = r"\.(zip|7z|rar|tgz|tbz2?|txz|gz|bz2|xz|zst|lz4)"
 KINDS = {  # what else files are by their names, and what to do about them
     "unfinished downloads: complete them": r"\.(part|ytdl|crdownload|download|partial|aria2)$",
@@ -68,8 +63,8 @@ def label_folders(counts: Mapping[str, int], options: ListOptions, where: str) -
         elif len(groups) > 1:
             break
         depth += 1
-    classes = {folder: parts[depth] for folder, parts in paths.items() if len(parts) > depth}
-    classes = {folder: name for folder, name in classes.items() if not PART.fullmatch(name)}
+    inner = {folder: parts[depth] for folder, parts in paths.items() if len(parts) > depth}
+    classes = {folder: name for folder, name in inner.items() if not PART.fullmatch(name)}
     if options.label == FOLDER:
         classes = {folder: parts[-1] for folder, parts in paths.items() if parts}
     elif options.unlabeled or len({*classes.values()}) < 2 or _are_unclear(classes, counts, options, where):
@@ -100,16 +95,11 @@ def _are_unclear(classes: dict[str, str], counts: Mapping[str, int], options: Li
 
 
 def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
-    """Return the folders, by name with their usual one, that are not of the wanted subset.
-
-    Raise InputError if none of several is wanted.
-    """
+    """Return the subsets, by name with their usual one, that are not wanted. Raise InputError if none of several is."""
     names = ", ".join(sorted(groups))
     if len(groups) > 1 and subset is None:
-        raise InputError(
-            f"the folders {names} in {where} are subsets, not classes: choose with --subset NAME, or --subset all"
-        )
-    if subset in (None, "all"):
+        raise InputError(f"{where} has several subsets, {names}: give --subset NAME, or --subset all")
+    if subset in (None, "all") or not groups:
         return set()
     if subset not in groups.values() and subset not in groups:
         raise InputError(f"{where} has no subset {subset}, only {names}: choose one of them")
@@ -117,29 +107,25 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
 
 
 def walk_folders(folder: Path, skipped: Skipped | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders (as "" or "run/") with the names of their files, but no hidden ones, and each once; count the
-    others."""
+    """Yield all folders (as "" or "run/"), each once, with the names of their files; hidden ones are skipped."""
     seen: set[tuple[int, int]] = set()
-    skip = skipped.add if skipped is not None else lambda *_: None
+    skipped = skipped or Skipped()
     for parent, inner, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
         prefix = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in seen:  # through a link that leads back up
-            skip("folders that were seen under another name", prefix.rstrip("/"))
+            skipped.add("folders that were seen under another name", prefix.rstrip("/"))
             inner.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
         for name in filter(is_hidden, inner):
-            skip(HIDDEN, f"{prefix}{name}/")
+            skipped.add(HIDDEN, f"{prefix}{name}/")
         inner[:] = sorted(name for name in inner if not is_hidden(name))
         yield prefix, files
 
 
 def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
-    """Yield the videos below `folder`.
-
-    Tars that lie in `folder` itself are neither yielded nor skipped: the caller decides.
-    """
+    """Yield the videos below `folder`; tars in `folder` itself are neither yielded nor skipped."""
     for prefix, files in walk_folders(folder, skipped):
         if prefix and is_frame_folder(folder / prefix):
             skipped.add(FRAME_FOLDERS, prefix.rstrip("/"))
@@ -151,12 +137,6 @@ def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
                 yield make_item(prefix + name, path)
             elif kind == HIDDEN or not name.endswith(".tar") or prefix:
                 skipped.add(kind, prefix + name)
-
-
-def list_frame_folders(folder: Path) -> Iterator[Item]:
-    for prefix, _ in walk_folders(folder):
-        if prefix and is_frame_folder(folder / prefix):
-            yield Item(prefix.rstrip("/"), os.path.abspath(folder / prefix))
 
 
 def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
@@ -176,13 +156,53 @@ def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
         yield Item(name, filesystem.unstrip_protocol(path), None, int(details.get("size") or 0), problem)
 
 
+def find_lerobot_sets(folder: Path) -> list[Path]:
+    """List the data sets of LeRobot: the folder itself, or those in it."""
+    found = [folder / LEROBOT] if (folder / LEROBOT).is_file() else sorted(folder.glob(f"*/{LEROBOT}"))
+    return [info.parent.parent for info in found if b"codebase_version" in info.read_bytes()]
+
+
+def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
+    """Yield the episodes of a data set of version 2 (a file each) or 3 (several a file), named relative to `where`."""
+    try:
+        info = json.loads((folder / LEROBOT).read_text(encoding="utf-8"))
+        cameras = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+        for episode in _read_episodes(folder):
+            index = episode["episode_index"]
+            place = {"episode_index": index, "episode_chunk": index // info["chunks_size"]}
+            for camera in cameras:
+                start = f"videos/{camera}/"
+                said = {name.removeprefix(start): value for name, value in episode.items() if name.startswith(start)}
+                path = folder / info["video_path"].format(video_key=camera, **place, **said)
+                fields = {"episode": index, "camera": camera}
+                fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
+                times = Segment(said["from_timestamp"], said["to_timestamp"]) if "from_timestamp" in said else None
+                item = make_item(path.relative_to(where).as_posix(), path)
+                yield item._replace(segment=times, fields=json.dumps(fields, ensure_ascii=False))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{folder} is a data set of LeRobot, and its tables in meta/ cannot be read ({error!r})"
+        raise InputError(f"{what}: give the folder videos/ in it, with --unlabeled") from error
+
+
+def _read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
+    if tables := sorted(folder.glob("meta/episodes/**/*.parquet")):
+        for table in tables:
+            file = import_pyarrow(str(table)).ParquetFile(table)
+            columns = [name for name in file.schema_arrow.names if not name.startswith("stats/")]  # most of its bytes
+            for batch in file.iter_batches(columns=columns):
+                yield from batch.to_pylist()
+        return
+    with (folder / "meta/episodes.jsonl").open(encoding="utf-8") as lines:
+        yield from map(json.loads, filter(str.strip, lines))
+
+
 def is_frame_folder(folder: str | Path) -> bool:
     """Whether a folder holds numbered pictures, the frames of a video."""
     return any(PICTURE.fullmatch(entry.name) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
 
 
-def count_frames(folder: Path) -> int:
-    return sum(PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder))
+def is_hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def classify_name(name: str) -> str | None:
@@ -192,10 +212,6 @@ def classify_name(name: str) -> str | None:
     if has_video_extension(name):
         return None
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)), UNKNOWN)
-
-
-def is_named_video(name: str) -> bool:
-    return has_video_extension(name) and not is_hidden(name.rpartition("/")[2])
 
 
 def has_video_extension(name: str) -> bool:
@@ -208,22 +224,20 @@ def _refuse_unlistable(error: OSError) -> None:
 
 
 def make_item(source: str, path: Path) -> Item:
-    """Return the file at `path` as an item, with the reason if it cannot be a video."""
-    size, problem = 0, None
+    return Item(source, str(path.absolute()), None, *examine(path))
+
+
+def examine(path: Path) -> tuple[int, str | None]:
+    """Return the bytes of a file, and why it can be no video."""
     try:
         status = path.stat()
-        size = status.st_size
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-            problem = f"it is {kind}, not a video file"
-        elif not os.access(path, os.R_OK):
-            problem = NO_PERMISSION
+            return 0, f"it is {kind}, not a video file"
+        return (status.st_size, None) if os.access(path, os.R_OK) else (0, "no permission to read it")
     except ValueError:
-        problem = "no file can have its name"
+        return 0, "no file can have its name"
     except (FileNotFoundError, NotADirectoryError):
-        problem = "it is a link to a file that does not exist" if path.is_symlink() else "there is no such file"
-    except PermissionError:
-        problem = NO_PERMISSION
+        return 0, "it is a link to a file that does not exist" if path.is_symlink() else "there is no such file"
     except OSError as error:
-        problem = f"it cannot be read ({error.strerror})"
-    return Item(source, str(path.absolute()), None, 0 if problem else size, problem)
+        return 0, f"it cannot be read ({error.strerror})"

@@ -5,7 +5,7 @@ WITHOUT_HEADER. The format says which columns are not called as in the vocabular
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 # Names are compared without case, and without all that is no letter or digit. Of paths, the most telling come first.
@@ -39,10 +39,8 @@ NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
 
 class Format(NamedTuple):
     """A published form of lists: its columns, each `name`, or `name:role` if the vocabulary knows it by another name.
-
     Lists with a header have all of these columns, and others. Lists without one have no others, and have them in this
-    order; what each must hold is its name in KINDS, or in ColumnDetector.matches_kind.
-    """
+    order; what each must hold is its name in KINDS, or in Columns._fits."""
 
     name: str
     columns: str
@@ -104,14 +102,18 @@ WITHOUT_HEADER = [
            fix="give --start-column 2 --end-column 3, or --label-column"),
 ]  # fmt: skip
 AS_GIVEN = Format("columns as given", "")
-KINDS = {  # what whole numbers in a column without a header must be
-    "code": lambda numbers: {*numbers} <= {0, 1, 2},
-    "length": lambda numbers: all(number == -1 or number > 0 for number in numbers),
-    "all": lambda numbers: {*numbers} == {-1},
-    "start": lambda numbers: min(numbers) >= 0,
-    "row": lambda numbers: len(numbers) > 2 and numbers in ([*range(len(numbers))], [*range(1, len(numbers) + 1)]),
-    "number": lambda numbers: True,
-}
+KINDS: dict[str, Callable[[Any], bool]] = {  # what a column without a header must hold, as columns.Column
+    "label": lambda column: True,
+    "name": lambda column: not column.is_number,
+    "time": lambda column: column.is_number,
+    "fraction": lambda column: column.is_number and not column.whole,
+    "number": lambda column: bool(column.whole),
+    "code": lambda column: bool(column.whole) and {*column.whole} <= {0, 1, 2},
+    "length": lambda column: bool(column.whole) and all(number == -1 or number > 0 for number in column.whole),
+    "all": lambda column: {*column.whole} == {-1},
+    "start": lambda column: min(column.whole, default=-1) >= 0,
+    "row": lambda column: len(it := column.whole) > 2 and it[0] in (0, 1) and it == [it[0] + n for n in range(len(it))],
+}  # fmt: skip
 
 
 def to_key(name: Any) -> str:

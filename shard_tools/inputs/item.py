@@ -1,11 +1,11 @@
-"""One sample that the input asks for, and what is skipped on the way to it."""
+"""One sample that the input asks for, what is skipped on the way to it, and what the user says about both."""
 
 import json
 import math
+import re
 import sys
-from collections import Counter
-from itertools import islice
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.atomic_io import atomic_write
@@ -13,8 +13,9 @@ from common.errors import InputError
 from common.logging import log, printable
 from shard_tools.temp_table import TempTable
 
+FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
+NONE = "none"  # --start-column none: numbers that look like times are none
 NUM_EXAMPLES = 3  # names given of each kind of what is skipped
-NUM_EXTENSIONS = 10
 HIDDEN = "hidden"
 UNKNOWN = "without a video's extension"
 
@@ -33,25 +34,6 @@ class TarMember(NamedTuple):
             return archive.read(self.size)
 
 
-class ParquetCell(NamedTuple):
-    """Bytes in a table: a cell of a Parquet file."""
-
-    archive: str
-    row_group: int
-    row: int  # in its group
-    column: str
-    name: str
-
-    def read(self) -> bytes:
-        """Decode the pages of its column up to this row; whole groups of videos may be larger than memory."""
-        file = import_pyarrow(self.archive).ParquetFile(self.archive)
-        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
-        for batch in islice(batches, self.row, self.row + 1):
-            (cell,) = batch.column(0).to_pylist()
-            return (cell["bytes"] if isinstance(cell, dict) else cell) or b""
-        raise OSError(f"{self.archive} has changed: its row is gone")
-
-
 def import_pyarrow(where: str) -> Any:
     """Import pyarrow.parquet, which is heavy and needed for Parquet alone."""
     try:
@@ -61,7 +43,7 @@ def import_pyarrow(where: str) -> Any:
     return pyarrow.parquet
 
 
-Location = str | TarMember | ParquetCell  # a path, a URL, or in an archive
+Location = str | TarMember  # a path, a URL, or in a tar
 
 
 class Segment(NamedTuple):
@@ -81,10 +63,8 @@ class Segment(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Segment":
         """Read what __str__ writes."""
-        fragment, _, number = text.partition(";")
-        unit, _, ends = fragment.partition("=")
-        start, _, end = ends.partition(",")
-        return cls(float(start), float(end), unit == "frames", int(number or 1))
+        unit, start, end, number = re.split("[=,;]", f"{text};1")[:4]
+        return cls(float(start), float(end), unit == "frames", int(number))
 
     @property
     def problem(self) -> str | None:
@@ -135,33 +115,31 @@ class Skipped:
 
     def __init__(self) -> None:
         self._table = TempTable("CREATE TABLE skipped (source TEXT, kind TEXT)")
-        self.counts: Counter[str] = Counter()
 
     def add(self, kind: str, name: str) -> None:
         self._table.insert("skipped", [(name, kind)], 2)
-        self.counts[kind] += 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)"))
 
     @property
     def total(self) -> int:
-        return self.counts.total()
+        return sum(self.counts.values())
 
-    def remove(self, kind: str) -> bool:
-        """Forget all of a kind, which are taken after all; return whether there were any."""
+    def take(self, kind: str) -> list[str]:
+        """Return the names of a kind, which are taken after all."""
+        names = [name for (name,) in self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)]
         self._table.run("DELETE FROM skipped WHERE kind = ?", kind)
-        return self.counts.pop(kind, 0) > 0
+        return names
 
     def lines(self) -> list[str]:
         """Return a sentence for each kind."""
         lines = []
         for kind, count in self.counts.items():
-            rows = self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
-            names = [printable(name) for (name,) in islice(rows, NUM_EXAMPLES)] + ["…"] * (count > NUM_EXAMPLES)
-            if kind == UNKNOWN:
-                rows = self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
-                extensions = Counter(PurePosixPath(name).suffix.lower() or "none" for (name,) in rows)
-                most = (f"{printable(name)} {number}" for name, number in extensions.most_common(NUM_EXTENSIONS))
-                kind += f" ({', '.join(most)})"
-            lines.append(f"skipped {count} {kind}: {', '.join(names)}")
+            rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
+            examples = ", ".join([*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)])
+            lines.append(f"skipped {count} {kind}: {examples}")
         return lines
 
     def log(self) -> None:
@@ -175,5 +153,19 @@ class Skipped:
             file.writelines(json.dumps({"source": name, "reason": f"skipped: {kind}"}) + "\n" for name, kind in rows)
 
 
-def is_hidden(name: str) -> bool:
-    return name.startswith(".")
+@dataclass(frozen=True)
+class ListOptions:
+    """What the user says about a list, a folder or tars."""
+
+    root: str | None = None
+    suffix: str = ""
+    path: str | None = None
+    label: str | None = None
+    start: str | None = None
+    end: str | None = None
+    subset: str | None = None
+    is_split: bool = False  # the subset is only how the split is called: an input without subsets is taken whole
+    unlabeled: bool = False
+    has_label_map: bool = False
+    constant_label: str | None = None  # of all videos
+    asks: bool = True  # about folders that are hardly classes; else these are none

@@ -13,54 +13,51 @@ from pipeline.reading.storage import is_remote
 from shard_tools.inputs import cells
 from shard_tools.inputs.cells import Row, get_cell
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.columns import ColumnDetector
+from shard_tools.inputs.columns import Columns
 from shard_tools.inputs.files import Finder
-from shard_tools.inputs.folders import GROUPS, KINDS, classify_name, has_video_extension
-from shard_tools.inputs.item import Item, ParquetCell, Segment
-from shard_tools.inputs.options import ListOptions
-from shard_tools.inputs.table_reader import Table, read_table
+from shard_tools.inputs.folders import GROUPS, KINDS, choose_subset, classify_name, has_video_extension
+from shard_tools.inputs.item import Item, ListOptions, Segment
+from shard_tools.inputs.table_reader import Table, choose_table, list_tables
 
 FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
 CAPTION_WORDS = 3
-MAX_KINDS = 100_000  # different labels, above which at least half of the rows must repeat one
 
 
 class ListReader:
     """Reads one list; `describe` is complete once all items were taken."""
 
-    def __init__(self, path: Path, where: str, options: ListOptions, folder: Path) -> None:
-        self.where, self.options = where, options
+    def __init__(self, path: Path, options: ListOptions) -> None:
+        self.where, self.options = str(path), options
         if options.root and not Path(options.root).is_dir():
             raise InputError(f"--root {options.root} is no folder: give the one that the list's paths are relative to")
-        roots = [Path(options.root)] if options.root else [folder, *dict.fromkeys([folder.parent, Path()])]
-        self.finder, self.table = self._find_root(path, roots)
-        sample = self.table.sample()
+        roots = [Path(options.root)] if options.root else [*dict.fromkeys([path.parent, path.parent.parent, Path()])]
+        self.finder, self.table = self._find_root(list_tables(path, self.where), roots)
+        sample = self.table.sample
         if not sample:
-            raise InputError(f"{where} has no rows but its header")
-        self.columns = ColumnDetector(self.table, sample, options, self.finder).detect()
+            raise InputError(f"{self.where} has no rows but its header")
+        self.columns = Columns(self.table, options, self.finder)
         self.subset = options.subset
         if options.is_split and self.subset not in {self._read_subset(row) for row in sample}:
             self.subset = None  # it is only what the split is called
-        self.labels: Counter[tuple[str, ...] | None] = Counter()
+        self.labels: Counter[str] = Counter()  # where a row has one
         self.subsets: Counter[str] = Counter()
-        self.num_rows = self.num_left_out = self.num_trimmed = 0
-        self.parse_labels = lru_cache(maxsize=MAX_KINDS)(cells.read_labels)  # 10 million rows have some hundred labels
+        self.num_rows = self.num_left_out = 0
+        self.parse_labels = lru_cache(maxsize=100_000)(cells.read_labels)  # 10 million rows have some hundred labels
         urls = {name for row in sample if is_remote(name := self._read_name(row))}
         self.finder.finds_urls = len({url.rpartition("/")[2] for url in urls}) == len(urls)
 
-    def _find_root(self, path: Path, roots: list[Path]) -> tuple[Finder, Table]:
+    def _find_root(self, tables: list[Table], roots: list[Path]) -> tuple[Finder, Table]:
         """Return a finder below the first root where most of the sampled rows are files; index it if need be."""
         tried: list[tuple[Finder, Table]] = []
         for root in roots:
             finder = Finder(root, self.options.suffix)
-            table = read_table(path, self.where, finder.has)
-            if table.score.num_found >= 0.9 * table.score.num_rows:
+            table = choose_table(tables, finder.has)
+            if table.num_found >= 0.9 * table.num_scored:
                 return finder, table
             tried.append((finder, table))
-        finder, table = max(tried, key=lambda entry: entry[1].score.num_found)
+        finder, table = max(tried, key=lambda entry: entry[1].num_found)
         finder.index()
-        indexed = read_table(path, self.where, finder.has)
-        return finder, max(table, indexed, key=lambda table: table.score.num_found)
+        return finder, max(table, choose_table(tables, finder.has), key=lambda table: table.num_found)
 
     def read(self) -> Iterator[Item]:
         """Yield an item a row. Raise InputError where rows together show that the columns are not what they seem."""
@@ -79,7 +76,8 @@ class ListReader:
                 if self.subset not in (None, "all", subset):
                     continue
             yield self._make_item(row)
-        self._check_subsets()
+        subset = self.subset or ("all" if self.options.unlabeled else None)
+        choose_subset(dict(zip(self._list_subsets(), sorted(self.subsets), strict=True)), subset, self.where)
         self._check_labels()
 
     def _read_subset(self, row: Row) -> str:
@@ -88,9 +86,8 @@ class ListReader:
         return dict(self.columns.format.subsets).get(text) or GROUPS.get(text.lower(), text)
 
     def _reject(self, row: Row, problem: str) -> Item:
-        return Item(
-            f"{self.where}, row {self.num_rows}: {','.join(map(cells.to_text, row))[:100]}", "", problem=problem
-        )
+        text = ",".join(map(cells.to_text, row))[:100]
+        return Item(f"{self.where}, row {self.num_rows}: {text}", "", problem=problem)
 
     def _read_name(self, row: Row) -> str:
         name = cells.to_path(get_cell(row, self.columns.path))
@@ -98,25 +95,21 @@ class ListReader:
 
     def _make_item(self, row: Row) -> Item:
         columns, finder = self.columns, self.finder
-        cell, name = get_cell(row, columns.path), self._read_name(row)
+        name = self._read_name(row)
         if not name:
             return self._reject(row, "this row names no video")
         labels, fields = self._read_labels(row), cells.dump_fields(columns.names, row, columns.fields)
         segment, problem = cells.read_segment(row, columns.times) if columns.times else (None, None)
-        if isinstance(cell, ParquetCell):
-            return Item(f"{Path(cell.archive).name}/{cell.name}", cell, labels, 0, problem, segment, fields)
         found = finder.find(name)
         if segment and (trimmed := self._find_trimmed(name, segment)):
             found, segment = trimmed, None
-            self.num_trimmed += 1
         if found is None and is_remote(name):
-            if cells.HALF_A_PAIR.search(name):
-                problem = "no file can have its name"
+            problem = "no file can have its name" if cells.HALF_A_PAIR.search(name) else problem
             return Item(name, name, labels, 0, problem, segment, fields)
-        source, location = finder.locate(name if found is None else found)
+        source, location = finder.locate(found or name)
         if found is None:
-            return Item(source, location, labels, 0, finder.explain(name), None, fields)
-        if not has_video_extension(found) and (kind := classify_name(found.rpartition("/")[2])) in KINDS:
+            segment, problem = None, finder.explain(name)
+        elif not has_video_extension(found) and (kind := classify_name(found.rpartition("/")[2])) in KINDS:
             problem = problem or f"by its name it is one of the {kind}"
         if columns.label_is_folder:
             labels = (source.split("/")[-2],) if "/" in source else None
@@ -127,14 +120,11 @@ class ListReader:
         if columns.constant_label is not None:
             return (columns.constant_label,)
         cell = get_cell(row, columns.label)
-        if cell is None:
-            return None
         labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.separator)
         if labels and (removed := columns.format.removed):
             labels = tuple(re.sub(f"[{re.escape(removed)}]", "", label) for label in labels)
-        self.labels[labels] += 1
-        if len(self.labels) > MAX_KINDS and 2 * len(self.labels) > self.num_rows:
-            self._check_labels()
+        if labels and columns.separator is None:
+            self.labels[labels[0]] += 1
         return labels
 
     def _find_trimmed(self, name: str, segment: Segment) -> str | None:
@@ -145,22 +135,15 @@ class ListReader:
             return self.finder.find(name)
         return next(filter(None, (self.finder.find(name + ending) for ending in (*full, full[0][:7]))), None)
 
-    def _check_subsets(self) -> None:
-        wanted, rows = self.subset, _format_counts(self.subsets)
-        if len(self.subsets) > 1 and wanted is None and not self.options.unlabeled:
-            raise InputError(f"{self.where} has rows of several subsets, {rows}: give --subset NAME, or --subset all")
-        if self.subsets and wanted not in (None, "all") and wanted not in self.subsets:
-            raise InputError(f"{self.where} has no rows of the subset {wanted}, only of {rows}: choose one of them")
-
     def _check_labels(self) -> None:
         """Refuse captions, and numbers beside names, unless they were asked for."""
-        columns, counts = self.columns, Counter({labels[0]: n for labels, n in self.labels.items() if labels})
-        if self.options.label is not None or columns.separator is not None or not counts or columns.label is None:
+        counts, total = self.labels, self.labels.total()
+        if self.options.label is not None or not counts or self.columns.label is None:
             return
-        where = f"{self.where}: {columns.names[columns.label]}"
-        total, words = counts.total(), sum(len(label.split()) for label in counts) / len(counts)
-        few = total >= FEW_CAPTIONS and len(counts) == total and words >= CAPTION_WORDS + 2
-        if few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and words >= CAPTION_WORDS):
+        where = f"{self.where}: {self.columns.names[self.columns.label]}"
+        num_words = sum(len(label.split()) for label in counts)
+        are_few = total >= FEW_CAPTIONS and len(counts) == total and num_words >= (CAPTION_WORDS + 2) * total
+        if are_few or (total >= MIN_CAPTIONS and 2 * len(counts) > total and num_words >= CAPTION_WORDS * len(counts)):
             what = f"{len(counts)} different values in {total} rows, such as {printable(next(iter(counts)))!r}"
             fix = "give --label-column, or --unlabeled (other columns are kept with each sample)"
             raise InputError(f"{where} has {what}, which look like captions, not classes: {fix}")
@@ -171,31 +154,21 @@ class ListReader:
             fix = "write all labels alike, or give --label-map or --label-column"
             raise InputError(f"{where} is a number in {one} and a name in {other}: {fix}")
 
+    def _list_subsets(self) -> list[str]:
+        return [f"{printable(name)} ({count})" for name, count in sorted(self.subsets.items())]
+
     def describe(self) -> str:
         """Say in a sentence how the list was read, and as which format."""
         columns, times = self.columns, self.columns.times
         names = [printable(name) for name in columns.names]
-        label = "no label"
-        if columns.label_is_folder:
-            label = "label = the folder"
-        elif columns.constant_label is not None:
-            label = f"label = {printable(columns.constant_label)}, as the list is called"
-        elif columns.label is not None:
-            label = f"label{'s' * (columns.separator is not None)} = {names[columns.label]}"
-        parts = [f"path = {names[columns.path]}", label]
+        label = names[columns.label] if columns.label is not None else columns.constant_label or "none"
+        parts = [f"path = {names[columns.path]}", f"label = {'the folder' if columns.label_is_folder else label}"]
         if times:
             end = f" and {times.length:g} s" if times.end is None else f" to {names[times.end]}"
-            unit = "frames" if times.in_frames else "seconds"
-            parts.append(f"segments = {names[times.start]}{end if times.start != times.end else ''} ({unit})")
+            parts.append(f"segments = {names[times.start]}{end} ({'frames' if times.in_frames else 'seconds'})")
         if self.subsets:
-            parts.append(f"subsets: {_format_counts(self.subsets)}; taken: {self.subset or 'all'}")
-        if self.num_trimmed:
-            parts.append(f"{self.num_trimmed} files are segments already")
+            parts.append(f"subsets: {', '.join(self._list_subsets())}; taken: {self.subset or 'all'}")
         if columns.format.left_out:
             parts.append(f"{self.num_left_out} rows of {columns.format.left_out[1]} left out")
         parts.append(f"format: {columns.format.name}; below {self.finder.root}")
         return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
-
-
-def _format_counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{printable(name)} ({count})" for name, count in sorted(counts.items()))

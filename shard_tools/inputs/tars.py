@@ -7,6 +7,7 @@ end raises: nobody could say what it held. A member that cannot be read is an it
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -16,10 +17,9 @@ from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.classes import is_id
-from shard_tools.inputs.folders import classify_name
+from shard_tools.inputs.folders import classify_name, is_hidden
 from shard_tools.inputs.formats import LABELS, to_key
-from shard_tools.inputs.item import UNKNOWN, Item, Skipped, TarMember, is_hidden
-from shard_tools.inputs.options import FOLDER
+from shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped, TarMember
 from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")
@@ -49,12 +49,15 @@ def _list_tar(path: Path, skipped: Skipped, classes: list[str] | None, label: st
         if not is_hidden(base) and dot and extension in SIDECARS:
             content = cast(BinaryIO, archive.extractfile(member)).read() if is_plain else b""
             sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
-        elif (kind := classify_name(base)) and not (kind == UNKNOWN and is_plain and _may_be_video(archive, member)):
+            continue
+        kind = classify_name(base)
+        if kind == UNKNOWN and is_plain and may_be_video(Path(name), cast(BinaryIO, archive.extractfile(member))):
+            kind = None
+        if kind:
             skipped.add(kind, f"{path.name}/{name}")
-        else:
-            place = TarMember(str(path.absolute()), member.offset_data, member.size, name)
-            problem = "the tar holds several of this name" if name in videos else _explain_unreadable(member)
-            videos[name] = (place, problem)
+            continue
+        place = TarMember(str(path.absolute()), member.offset_data, member.size if is_plain else 0, name)
+        videos[name] = (place, "the tar holds several of this name" if name in videos else _explain_unreadable(member))
     for name, (place, problem) in videos.items():
         # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
         folder, slash, base = name.rpartition("/")
@@ -97,11 +100,7 @@ def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
             end = archive.offset
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a complete tar file ({error}): repair it, or move it away") from error
-    _require_end(path, end)
-
-
-def _require_end(path: Path, end: int) -> None:
-    """Raise InputError unless there are zeros, and nothing else, from the byte `end` on, where tarfile stopped."""
+    # From there on, there must be zeros, and nothing else.
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
@@ -112,10 +111,6 @@ def _require_end(path: Path, end: int) -> None:
             if block.strip(b"\0"):
                 what = f"contains data after the end-of-archive marker at byte {end} (concatenated tars?)"
                 raise InputError(f"{path} {what}: split it")
-
-
-def _may_be_video(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    return may_be_video(Path(member.name), cast(BinaryIO, archive.extractfile(member)))
 
 
 def _explain_unreadable(member: tarfile.TarInfo) -> str | None:
@@ -130,8 +125,7 @@ def _parse_sidecar(content: bytes, extension: str) -> dict[str, Any]:
     text = content.decode("utf-8", "replace").strip()
     if extension != "json":
         return {extension: text} if text else {}
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else {}
+    return {}

@@ -1,6 +1,5 @@
-"""Features of frozen teachers as the target: of this project, of timm and of transformers, with random weights."""
+"""Features of frozen teachers as the target: of this project and of timm, with random weights."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-import transformers
 from material import random_clip, small
 from timm.models import save_for_hf
 from torch import Tensor
@@ -26,10 +24,6 @@ from model.weights.teachers import hash_teacher, make_teacher
 from training.parallelize import compile_in_place
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
-CLIP_VISION = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
-    "patch_size": 16,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -51,20 +45,6 @@ def write_timm(folder: Path, architecture: str, arguments: dict[str, Any]) -> Pa
     model = timm.create_model(architecture, num_classes=3, pretrained_cfg_overlay={}, **arguments)
     model.pretrained_cfg |= {"input_size": (3, 32, 32), "mean": MEAN, "std": STD}
     save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
-    return folder
-
-
-def write_transformers(folder: Path, kind: str) -> Path:
-    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    name, arguments = {
-        "clip": ("CLIP", {"text_config": text, "vision_config": CLIP_VISION}),
-        "siglip": ("SiglipVision", CLIP_VISION),
-        "dinov2": ("Dinov2", CLIP_VISION),
-        "dinov3": ("DINOv3ViT", CLIP_VISION | {"num_register_tokens": 2}),
-    }[kind]
-    config = getattr(transformers, f"{name}Config")(**arguments)
-    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
     return folder
 
 
@@ -131,19 +111,6 @@ def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> 
 def test_a_convolutional_teacher_and_one_with_windows(name: str, width: int, arguments: dict, tmp_path: Path) -> None:
     target = target_of(teach(write_timm(tmp_path, name, arguments)))
     assert target.prepare(random_clip(target.config)).shape == (2, 32, target.num_values) == (2, 32, width)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["clip", "siglip", "dinov2", "dinov3"])
-def test_a_teacher_of_transformers(kind: str, tmp_path: Path) -> None:
-    config = teach(write_transformers(tmp_path, kind))
-    clip, reference = random_clip(config), transformers.AutoModel.from_pretrained(tmp_path).eval()
-    tokens = getattr(reference, "vision_model", reference)(pixel_values=normalized(clip[:, ::2])).last_hidden_state
-    assert tokens.shape[1] == {"clip": 5, "siglip": 4, "dinov2": 5, "dinov3": 7}[kind]
-    expected = fit_to_grid(tokens[:, -4:].reshape(2, 2, 2, 2, 32), config.grid)
-    torch.testing.assert_close(target_of(config).prepare(clip), expected)
-    sharper = target_of(replace(config, teacher_image_size=64)).prepare(clip)  # of 4×4 patches, as the grid
-    assert sharper.shape == (2, 32, 32)
 
 
 def test_features_are_averaged_or_interpolated() -> None:
@@ -236,7 +203,7 @@ def test_a_teacher_that_does_not_fit_is_one_sentence(own: Path, timm_vit: Path, 
     (tmp_path / "config.json").write_text("{")
     says("config.json is damaged", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    says("is no vision transformer", tmp_path)
+    says("it is a bert of transformers: take that encoder from timm", tmp_path)
     says(r"does not take clips|cannot be loaded", timm_vit, teacher_image_size=8)
     with pytest.raises(InputError, match=r"needs model\.teacher"):
         small(target="teacher")

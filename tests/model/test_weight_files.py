@@ -70,7 +70,7 @@ def test_tensors_that_share_memory_or_a_name_are_refused(tmp_path: Path) -> None
 
 
 def describe(**changes: Any) -> dict[str, str]:
-    return {pretrained.CONFIG_KEY: json.dumps(asdict(CONFIG) | changes)}
+    return {"model_config": json.dumps(asdict(CONFIG) | changes)}
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def describe(**changes: Any) -> dict[str, str]:
         (describe(patch_size=2**16, image_size=2**20), "weight (96, 384) instead of (96, 25769803776)"),
         (describe(encoder_depth=1.5), "does not describe a model of this version"),
         (describe(flavor="odd"), "does not describe a model of this version"),
-        ({pretrained.CONFIG_KEY: "{"}, "is damaged"),
-        ({pretrained.CONFIG_KEY: "[" * 100_000}, "is damaged"),
-        ({pretrained.CONFIG_KEY: "[]"}, "is damaged (Expected `object`, got `array`)"),
-        ({pretrained.CLASSES_KEY: '{"a": 1}'}, "is damaged (Expected `array`, got `object`)"),
-        ({pretrained.CLASSES_KEY: '["up", "down"]'}, "it names 2 classes"),
+        ({"model_config": "{"}, "is damaged"),
+        ({"model_config": "[" * 100_000}, "is damaged"),
+        ({"model_config": "[]"}, "is damaged (Expected `object`, got `array`)"),
+        ({"classes": '{"a": 1}'}, "is damaged (Expected `array`, got `object`)"),
+        ({"classes": '["up", "down"]'}, "it names 2 classes"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_metadata_that_is_damaged_or_of_another_model_is_refused(state, tmp_path: Path, metadata, says: str) -> None:
     metadata = pretrained.make_metadata(CONFIG) | metadata
-    head = {"head.weight": torch.zeros(3, 96)} if pretrained.CLASSES_KEY in metadata else {}
+    head = {"head.weight": torch.zeros(3, 96)} if "classes" in metadata else {}
     save_file(state | head, tmp_path / "w.safetensors", metadata=metadata)
     refused(tmp_path / "w.safetensors", says)
 
@@ -184,7 +184,9 @@ def test_files_that_are_no_weights_are_one_sentence(
 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
     """safetensors orders its metadata by a hash of which every table, so every file, has a seed of its own."""
-    metadata = pretrained.make_metadata(CONFIG, ["ρ", 'a "quoted" name', "\n"]) | {f"key {i}": str(i) for i in range(8)}
+    metadata = pretrained.make_metadata(
+        CONFIG, classes=["ρ", 'a "quoted" name', "\n"], **dict.fromkeys("abcdefgh", "x")
+    )
     tensors = {"a": ZEROS, "b": ZEROS.half()}
     before = os.umask(0o027)
     try:

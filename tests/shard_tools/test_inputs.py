@@ -1,19 +1,21 @@
 """Everything that a collection of videos comes as."""
 
+import gzip
 import io
 import os
 import shutil
-import sys
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
-from shard_making import hashes, make
+from shard_making import all_samples, hashes, make
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs import ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Item, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
 from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 
@@ -21,11 +23,10 @@ from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 @pytest.fixture
 def clips(tmp_path: Path) -> Path:
     """A folder of files that only have names: enough for finding and labeling them."""
-    folder = tmp_path / "clips"
     for name in ("run/a.mp4", "run/b c.mp4", "walk/d.webm", "e.mp4", "74225.webm"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode())
-    return folder
+        (tmp_path / "clips" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clips" / name).write_bytes(name.encode())
+    return tmp_path / "clips"
 
 
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
@@ -37,23 +38,12 @@ def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
 
 
-def test_shards_as_input_keep_their_classes(videos: Path, dataset: Path, tmp_path: Path) -> None:
-    make(dataset, tmp_path / "again", "--encode", "copy")
-    before, after = read_dataset_info(dataset), read_dataset_info(tmp_path / "again")
-    assert after.classes == before.classes
-    assert after.report["class_histogram"] == before.report["class_histogram"]
-
-
 def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = os.scandir
-
-    def refuse(path: str) -> Any:  # root may list everything, so permissions alone show nothing here
-        if Path(path).name == "walk":
-            raise PermissionError(13, "Permission denied", path)
-        return scan(path)
+    def refuse(path: str) -> None:  # root may list everything, so permissions alone show nothing here
+        raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(InputError, match=r"clips/walk cannot be listed \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"clips cannot be listed \(Permission denied\)"):
         read_inputs(str(clips))
 
 
@@ -83,14 +73,11 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
     (clips / "z").symlink_to(clips / "run")
     skipped = Skipped()
     assert len(read_inputs(str(clips), skipped=skipped)) == 5
-    assert skipped.total == 7
-    assert sorted(skipped.lines()) == [
-        "skipped 1 folders that were seen under another name: z",
-        "skipped 1 tars, which are read only where no videos lie beside them: x.tar",
-        "skipped 1 without a video's extension (none 1): readme",
-        "skipped 2 hidden: .cache/, .hidden.mp4",
-        "skipped 2 tables and texts: give a list of videos itself as INPUT: run/a.json, run/b.JSON",
-    ]
+    assert {line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2] for line in skipped.lines()} == {
+        "1 folders that were seen under another name": "z", "2 hidden": ".cache/, .hidden.mp4",
+        "1 tars, which are read only where no videos lie beside them": "x.tar",
+        "1 without a video's extension": "readme", "2 tables and texts": "run/a.json, run/b.JSON",
+    }  # fmt: skip
     skipped.write(clips / "skipped.jsonl")
     row = '{"source": "readme", "reason": "skipped: without a video\'s extension"}'
     assert row in (clips / "skipped.jsonl").read_text()
@@ -98,20 +85,16 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:
     memory = fsspec.filesystem("memory")
-    for name in ("a.mp4", "run/b.webm", "a::b.mp4", ".cache/c.mp4", "readme.txt"):
+    for name in ("a.mp4", "run/b.webm", "a::b.mp4", ".cache/c.mp4", "readme.txt", "walk/d.mp4", "walk/e.mp4"):
         memory.pipe(f"/mixed/{name}", b"12345")
     skipped = Skipped()
-    items = list(read_inputs("memory://mixed", skipped=skipped))
-    assert [(it.source, it.label, it.size) for it in items] == [
-        (it, None, 5) for it in ("a.mp4", "a::b.mp4", "run/b.webm")
-    ]
-    assert [(item.problem or "")[:17] for item in items] == ["", "its name holds ::", ""]
-    assert all(str(item.location).startswith("memory://") for item in items)
-    assert dict(skipped.counts) == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
-    memory.pipe("/mixed/walk/d.mp4", b"12345")
-    memory.pipe("/mixed/walk/e.mp4", b"12345")
-    labels = {item.source: item.label for item in read_inputs("memory://mixed")}
-    assert labels == {"a.mp4": None, "a::b.mp4": None, "run/b.webm": "run", "walk/d.mp4": "walk", "walk/e.mp4": "walk"}
+    items = {item.source: item for item in read_inputs("memory://mixed", skipped=skipped)}
+    labels = {"a.mp4": None, "a::b.mp4": None, "run/b.webm": "run", "walk/d.mp4": "walk", "walk/e.mp4": "walk"}
+    assert {source: item.label for source, item in items.items()} == labels
+    problems = [item.problem for item in items.values() if item.problem]
+    assert [problem[:17] for problem in problems] == ["it has no label, ", "its name holds ::"]
+    assert all(item.size == 5 and str(item.location).startswith("memory://") for item in items.values())
+    assert skipped.counts == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
 
 
 KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"
@@ -135,43 +118,174 @@ def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path
     assert len([item for item in items if item.problem]) == 1
 
 
-def test_only_a_newline_ends_a_line_and_a_list_on_stdin_may_hold_any_bytes(
-    clips: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(clips: Path) -> None:
     names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4", os.fsdecode(b"caf\xe9.mp4")]
     for name in names:
         (clips / name).touch()
-    lines = b"".join(os.fsencode(name) + b"\n" for name in names)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8"))
-    items = read_inputs("-", ListOptions(root=str(clips)))
+    (clips / "list").write_bytes(b"".join(os.fsencode(name) + b"\n" for name in names))
+    items = read_inputs(str(clips / "list"))
     assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
 
 
 def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
     names = ["a:b.mp4", "a::b.mp4", "::.mp4", "x::1:2:y.mp4", "s3:/a.mp4"]
     for name in names:
-        path = tmp_path / "in" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(next(videos.rglob("*.mp4")), path)
-    for number, item in enumerate(read_inputs(str(tmp_path / "in"), ListOptions(unlabeled=True))):
-        stem = tmp_path / str(number)
-        job = Job(item.location, {stem: Entry(item.source)}, Settings(encode="copy"))
-        assert process_job(job) is None
-        outcome = read_outcome(stem)
-        assert outcome is not None
-        assert outcome.video == str(tmp_path / "in" / item.source), "the file itself, not a copy"
-        (tmp_path / "in" / item.source).unlink()
-        assert process_job(job) is None
-        assert read_outcome(stem) == Outcome(Entry(item.source), reason="there is no such file")
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(next(videos.rglob("*.mp4")), tmp_path / "in" / name)
+    assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--unlabeled") == 0
+    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {*names}
+    job = Job(str(tmp_path / "in" / names[0]), {tmp_path / "0": Entry(names[0])}, Settings(encode="copy"))
+    assert process_job(job) is None
+    assert read_outcome(tmp_path / "0").video == job.location, "the file itself, not a copy"
+    Path(job.location).unlink()
+    assert process_job(job) is None
+    assert read_outcome(tmp_path / "0") == Outcome(Entry(names[0]), reason="there is no such file")
 
 
-def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate) -> None:
+def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, generate: Any) -> None:
     video = generate("--num-frames", "4").read_bytes()
+    files = dict.fromkeys(["noextension", "camera.dat", "v.insv", "photo.jpg"], video)
     (tmp_path / "in").mkdir()
-    for name in ("noextension", "camera.dat", "v.insv", "photo.jpg", "notes.md", "cut.xyz"):
-        (tmp_path / "in" / name).write_bytes(b"# no video" if name == "notes.md" else video)
-    (tmp_path / "in" / "cut.xyz").write_bytes(video[:300])
+    for name, content in (files | {"notes.md": b"# no video", "cut.xyz": video[:300]}).items():
+        (tmp_path / "in" / name).write_bytes(content)
     skipped = Skipped()
     found = read_inputs(str(tmp_path / "in"), skipped=skipped)
     assert [item.source for item in found] == ["camera.dat", "noextension", "v.insv"]
     assert skipped.total == 3
+
+
+SPARSE_PAX = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,5", "GNU.sparse.size": "9999"}
+
+
+def packed(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members:
+            add(tar, name, content)
+    return path
+
+
+def member(name: str, content: bytes = b"", **changes: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for attribute, value in {"size": len(content), **changes}.items():
+        setattr(info, attribute, value)
+    return info
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **changes: object) -> None:
+    tar.addfile(member(name, content, **changes), io.BytesIO(content))
+
+
+def by_source(path: Path, skipped: Skipped | None = None) -> dict[str, Item]:
+    return {item.source: item for item in read_inputs(str(path), skipped=skipped)}
+
+
+LABELED = {
+    "./a.mp4": "./a.cls", "b.left.mp4": "b.cls", "c.left.mp4": "c.left.cls", "v1.0/d.mp4": "v1.0/d.cls",
+    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json", "in/folders/i.mp4": "in/folders/i.cls",
+}  # fmt: skip
+
+
+def test_every_name_that_webdataset_reads_is_a_video_with_its_label(tmp_path: Path) -> None:
+    members = [(name, name.encode()) for name in LABELED]
+    for number, name in enumerate(LABELED.values()):
+        text = f'{{"label": "class {number}"}}' if name.endswith("json") else f"class {number}"
+        members.append((name, text.encode()))
+    items = by_source(packed(tmp_path / "x.tar", members))
+    labels = {f"x.tar/{name.removeprefix('./')}": f"class {number}" for number, name in enumerate(LABELED)}
+    assert {source: item.label for source, item in items.items()} == labels
+    assert not any(item.problem for item in items.values())
+
+
+def test_a_folder_of_tars_beside_other_descriptions_and_tables(tmp_path: Path) -> None:
+    for name in "ab":
+        packed(tmp_path / f"{name}.tar", [(f"{name}.mp4", b"video"), (f"{name}.cls", b"left")])
+        (tmp_path / f"{name}.parquet").write_bytes(b"PAR1")  # video2dataset's
+    (tmp_path / "dataset.json").write_text('{"name": "somebody else\'s"}')
+    labels = {source: item.label for source, item in by_source(tmp_path).items()}
+    assert labels == {"a.tar/a.mp4": "left", "b.tar/b.mp4": "left"}
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_longer_than_a_files_and_with_any_byte(videos: Path, tmp_path: Path, form: int) -> None:
+    content = next(videos.rglob("*.mp4")).read_bytes()
+    names = ["x" * 300, "deep/" * 80 + "a", "a:b::c", "caf\udce9", "日本", "line\nbreak\x1b"]
+    names = [f"{name}.mp4" for name in names]
+    tar = packed(tmp_path / "a::b.tar", [(name, content + bytes([number])) for number, name in enumerate(names)], form)
+    assert make(tar, tmp_path / "out", "--encode", "copy") == 0
+    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {f"{tar.name}/{name}" for name in names}
+
+
+MEMBERS: dict[str, tuple[dict[str, object], str | None]] = {  # what is special about each, and its problem
+    "good.mp4": ({}, None),
+    "symbolic.mp4": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "it is a link to /etc/passwd: put the file"),
+    "hard.mp4": ({"type": tarfile.LNKTYPE, "linkname": "good.mp4"}, "it is a link to good.mp4: put the file itself"),
+    "pipe.mp4": ({"type": tarfile.FIFOTYPE}, "it is a device or a pipe, not a video file"),
+    "sparse.mp4": ({"pax_headers": SPARSE_PAX}, "it is stored as a sparse file: pack it without --sparse"),
+    "twice.mp4": ({}, "the tar holds several of this name"), "./twice.mp4": ({}, "the tar holds several of this name"),
+    "folder.mp4": ({"type": tarfile.DIRTYPE}, None), "folder.mp4/inside.mp4": ({}, None),
+}  # fmt: skip
+
+
+def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, (changes, _) in MEMBERS.items():
+            add(tar, name, b"" if "type" in changes else b"12345", **changes)
+    items = by_source(tmp_path / "x.tar")
+    assert items.keys() == {f"x.tar/{name}" for name in MEMBERS} - {"x.tar/./twice.mp4", "x.tar/folder.mp4"}
+    for source, item in items.items():
+        assert (item.problem or "").startswith(MEMBERS[source.removeprefix("x.tar/")][1] or ""), source
+
+
+def test_members_are_looked_into_where_their_names_do_not_tell(videos: Path, tmp_path: Path) -> None:
+    video = next(videos.rglob("*.mp4")).read_bytes()
+    names = ["noextension", "camera.dat", ".hidden.mp4", "MAC/._a.mp4", "a.jpg", "notes.html", "readme", "a.cls"]
+    members = [(name, b"# no video" if name in ("readme", "a.cls") else video + bytes([0])) for name in names]
+    skipped = Skipped()
+    items = by_source(packed(tmp_path / "x.tar", members), skipped)
+    assert list(items) == ["x.tar/camera.dat", "x.tar/noextension"]
+    assert skipped.lines() == [
+        "skipped 2 hidden: x.tar/.hidden.mp4, x.tar/MAC/._a.mp4",
+        "skipped 1 pictures: convert animated ones to .mp4; numbered frames lie in a folder of their own: x.tar/a.jpg",
+        "skipped 2 without a video's extension: x.tar/notes.html, x.tar/readme",
+    ]
+    assert make(tmp_path / "x.tar", tmp_path / "out") == 0
+    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == set(items)
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "compressed": (gzip.compress, r"x\.tar is compressed \(gzip\): unpack it"),
+    "cut in a video": (lambda data: data[:2000], r"x\.tar is not a complete tar file"),
+    "cut in a header": (lambda data: data[:1300], r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
+    "cut between members": (lambda data: data[:1024], r"x\.tar is not a complete tar file \(no end-of-archive marker"),
+    "impossible checksum": (
+        lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :], r"x\.tar .* \(no header at byte 1024\)"
+    ),
+    "negative size": (  # which Python 3.14 takes for no header
+        lambda data: data[:1024] + member("b.mp4", size=-1024).tobuf(tarfile.GNU_FORMAT) + data[1536:],
+        r"x\.tar is not .* \((b\.mp4 would have -1024 bytes|no header at byte 1024)\)",
+    ),
+    "joined": (lambda data: data * 2, r"x\.tar contains data after the end-of-archive marker at byte 4608"),
+    "endless headers": (lambda data: member("x", type=tarfile.XHDTYPE).tobuf() * 3000, r"x\.tar is not a complete tar"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage: str) -> None:
+    path = packed(tmp_path / "x.tar", [("a.mp4", b"a"), ("b.mp4", bytes(2000)), ("c.mp4", b"c")])
+    change, sentence = DAMAGES[damage]
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=sentence) as refused:
+        read_inputs(str(path))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("wrong", ["99", "-1", '"left"'])
+def test_a_label_that_is_no_class_of_the_shards_costs_its_video(dataset: Path, tmp_path: Path, wrong: str) -> None:
+    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
+    with tarfile.open(dataset / "shard-000000.tar") as source:
+        members = [(info.name, source.extractfile(info).read()) for info in source]  # type: ignore[union-attr]
+    members[0] = members[0][0], f'{{"label": {wrong}}}'.encode()
+    items = by_source(packed(tmp_path / "shard-000000.tar", members)).values()
+    (problem,) = (item.problem for item in items if item.problem)
+    assert "is none of the dataset's 3 classes" in problem
+    assert {item.label for item in items if not item.problem} <= {"down", "left", "right"}

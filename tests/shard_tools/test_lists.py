@@ -4,12 +4,11 @@ import json
 import os
 import re
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import all_samples, make, video_bytes
+from shard_making import make
 
 from common.errors import InputError
 from shard_tools.inputs import ListOptions, read_inputs, read_label_map
@@ -143,6 +142,9 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("JSON with null", [{"path": "a.mp4", "label": None, "class": "run"}, {"path": "b.mp4", "class": "walk"}], {}, AB),
     ("spaces in paths", "a.mp4\nb c.mp4\n", {}, [("a.mp4", None), ("b c.mp4", None)]),
     ("spaces in paths, labels", "a.mp4 3\nb c.mp4 4\n", {}, [("a.mp4", "3"), ("b c.mp4", "4")]),
+    ("bad segments", "path,start,end,label\na.mp4,-1,3,run\na.mp4,5,2,run\na.mp4,x,2,run\na.mp4,00:01.5,0:0:3,run\n", {},
+     [("a.mp4", "! its segment from 'x' to '2' is no time"), ("a.mp4#t=-1,3", "! its segment starts at -1, which no video has"),
+      ("a.mp4#t=1.5,3", "run"), ("a.mp4#t=5,2", "! its segment ends at 2, not after its start at 5")]),
     ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
 ]  # fmt: skip
 
@@ -205,16 +207,6 @@ def test_what_is_not_clear_is_refused_in_a_sentence(folder: Path, content: Any, 
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_segments_are_rejected_each_with_its_reason(folder: Path) -> None:
-    rows = "path,start,end,label\na.mp4,-1,3,run\na.mp4,5,2,run\na.mp4,x,2,run\na.mp4,00:01.5,0:0:3,run\n"
-    assert dict(read(folder / "list", rows)) == {
-        "a.mp4#t=-1,3": "! its segment starts at -1, which no video has",
-        "a.mp4#t=5,2": "! its segment ends at 2, not after its start at 5",
-        "a.mp4": "! its segment from 'x' to '2' is no time",
-        "a.mp4#t=1.5,3": "run",
-    }
-
-
 def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,56 +254,8 @@ def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
 
 
 SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
-FOLDERS: list[tuple[list[str], str | None, dict[str, str | None]]] = [  # files, --subset, labels
-    (SPLITS, "train", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
-    (SPLITS, "all", {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog", "test/dog/c.mp4": "dog"}),
-    (["data/train/run/a.mp4", "data/test/run/b.mp4", "data/test/walk/b.mp4", "x/train/x.json"], "train", {"data/train/run/a.mp4": "run"}),
-    (["videos/a.mp4", "videos/b.mp4"], None, {"videos/a.mp4": None, "videos/b.mp4": None}),
-    (["a.mp4", "more/b.mp4"], None, {"a.mp4": None, "more/b.mp4": None}),
-    (["cam0/a.mp4", "cam1/a.mp4"], None, {"cam0/a.mp4": None, "cam1/a.mp4": None}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("files", "subset", "labels"), FOLDERS)
-def test_folders_are_classes_or_subsets(
-    tmp_path: Path, files: list[str], subset: str | None, labels: dict[str, str | None]
-) -> None:
-    make_folder(tmp_path, dict.fromkeys(files, ""))
-    assert labels_by_name(tmp_path, subset=subset) == labels
-    if subset == "all":
-        with pytest.raises(InputError, match=r"the folders test, train in .* are subsets, not classes"):
-            read_inputs(str(tmp_path))
-
-
-UNCLEAR = [
-    (["m1/m1.avi", "m2/m2.avi"], r"each of the 2 folders in .* holds a single video \(m1, m2\): give --unlabeled, or"),
-    (["full/a.mp4", "parts/a.mp4", "parts/b.mp4"], r"not all folders in .* are classes \(full, parts\): give --unl"),
-]
-
-
-@pytest.mark.parametrize(("files", "sentence"), UNCLEAR)
-def test_folders_that_are_hardly_classes_are_asked_about(tmp_path: Path, files: list[str], sentence: str) -> None:
-    make_folder(tmp_path, dict.fromkeys(files, ""))
-    with pytest.raises(InputError, match=sentence):
-        read_inputs(str(tmp_path))
-    assert labels_by_name(tmp_path, unlabeled=True) == labels_by_name(tmp_path, asks=False) == dict.fromkeys(files)
-    assert labels_by_name(tmp_path, label="folder") == {name: name.partition("/")[0] for name in files}
-
-
-def test_rows_of_a_video_keep_their_fields_as_lists(tmp_path: Path) -> None:
-    make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
-    rows = "a.mp4,one,x\na.mp4,two,x\na.mp4,two,x\nb.mp4,three,y\n"
-    (tmp_path / "list.csv").write_text("path,caption,source\n" + rows)
-    inputs = read_inputs(str(tmp_path / "list.csv"))
-    fields = [json.loads(item.fields) for item in inputs]
-    assert fields == [{"caption": ["one", "two"], "source": "x"}, {"caption": "three", "source": "y"}]
-    assert "1 rows say more of a video, whose fields are lists, 1 rows repeat another and are" in inputs.describe()
-    (tmp_path / "list.txt").write_text("a.mp4 some words of its own\nb.mp4 other words\n")
-    inputs = read_inputs(str(tmp_path / "list.txt"), ListOptions(unlabeled=True))
-    captions = [json.loads(item.fields)["column 2"] for item in inputs]
-    assert captions == ["some words of its own", "other words"]
-
-
+LONE, MIXED = ["m1/m1.avi", "m2/m2.avi"], ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"]
+METADATA = ["train/1.mp4", "train/metadata.jsonl", "test/1.mp4"]
 PARTS = "parts of archives"
 NO_VIDEOS = {
     "a.tar.gz": "archives: unpack them", "k.tar.gz.aa": PARTS, "v.part1.rar": PARTS, "v.zip.001": PARTS,
@@ -320,21 +264,33 @@ NO_VIDEOS = {
     "sub/a.tar": "tars, which are read only where they lie in INPUT itself",
     "list.csv": "tables and texts: give a list of videos itself as INPUT",
 }  # fmt: skip
+FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [  # files, options, labels or a sentence
+    (SPLITS, {"subset": "train"}, {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
+    (SPLITS, {"subset": "all"}, {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog", "test/dog/c.mp4": "dog"}),
+    (SPLITS, {}, "has several subsets, test, train: give --subset"),
+    (["data/train/run/a.mp4", "data/test/run/b.mp4", "data/test/walk/b.mp4", "x/train/x.json"], {"subset": "train"},
+     {"data/train/run/a.mp4": "run"}),
+    (["videos/a.mp4", "videos/b.mp4"], {}, {"videos/a.mp4": None, "videos/b.mp4": None}),
+    (["a.mp4", "more/b.mp4"], {}, {"a.mp4": None, "more/b.mp4": None}),
+    (["cam0/a.mp4", "cam1/a.mp4"], {}, {"cam0/a.mp4": None, "cam1/a.mp4": None}),
+    (LONE, {}, r"each of the 2 folders in .* holds a single video \(m1, m2\): give --unlabeled, or"),
+    (MIXED, {}, r"not all folders in .* are classes \(full, parts\): give --unl"),
+    (MIXED, {"unlabeled": True}, dict.fromkeys(MIXED)),
+    (MIXED, {"asks": False}, dict.fromkeys(MIXED)),
+    (MIXED, {"label": "folder"}, {"full/a.mp4": "full", "parts/a.mp4": "parts", "parts/b.mp4": "parts"}),
+    (METADATA, {}, "train/metadata.jsonl describes the videos of its folder alone: give one of the folders"),
+    *(([name], {}, rf"no video found in .*; skipped 1 {NO_VIDEOS[name]}.*: {re.escape(name)}") for name in NO_VIDEOS),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "advice"), NO_VIDEOS.items())
-def test_a_folder_without_videos_is_refused_with_what_to_do(tmp_path: Path, name: str, advice: str) -> None:
-    make_folder(tmp_path, {name: ""})
-    with pytest.raises(InputError, match=rf"no video found in .*; skipped 1 {advice}.*: {re.escape(name)}"):
-        read_inputs(str(tmp_path))
-
-
-def test_tars_are_read_beside_the_tables_of_video2dataset(tmp_path: Path, generate: Any) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    with tarfile.open(tmp_path / "00000.tar", "w") as tar:
-        tar.add(generate("--num-frames", "4"), "000000000.mp4")
-    parquet.write_table(pytest.importorskip("pyarrow").table({"key": ["0", "1"]}), tmp_path / "00000.parquet")
-    assert labels_by_name(tmp_path) == {"00000.tar/000000000.mp4": None}
+@pytest.mark.parametrize(("files", "choices", "expected"), FOLDERS)
+def test_folders_are_classes_or_subsets(tmp_path: Path, files: list[str], choices: Any, expected: Any) -> None:
+    make_folder(tmp_path, dict.fromkeys(files, ""))
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            read_inputs(str(tmp_path), ListOptions(**choices))
+    else:
+        assert labels_by_name(tmp_path, **choices) == expected
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
@@ -345,91 +301,56 @@ def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
     info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
     video = "videos/top/chunk-000/file-001.mp4"
     make_folder(tmp_path / "3", {"meta/info.json": json.dumps(info), video: "", "meta/episodes/chunk-000/x": ""})
-    times = {"from_timestamp": [0.0, 3.0], "to_timestamp": [3.0, 5.0], "chunk_index": [0, 0], "file_index": [1, 1]}
-    columns = {f"videos/top/{name}": values for name, values in times.items()}
-    columns |= {"episode_index": [0, 1], "tasks": [["pick"], ["drop", "put"]], "length": [30, 20]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "3/meta/episodes/chunk-000/file-000.parquet")
-    assert {item.name: json.loads(item.fields) for item in read_inputs(str(tmp_path / "3"))} == {
-        f"{video}#t=0,3": {"episode": 0, "camera": "top", "tasks": ["pick"], "length": 30},
-        f"{video}#t=3,5": {"episode": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20},
+    said = {"from_timestamp": 3.0, "to_timestamp": 5.0, "chunk_index": 0, "file_index": 1}
+    episode = {"episode_index": 1, "tasks": ["drop", "put"], "length": 20} | {
+        f"videos/top/{it}": said[it] for it in said
     }
+    parquet.write_table(pyarrow.Table.from_pylist([episode]), tmp_path / "3/meta/episodes/chunk-000/file-000.parquet")
+    (item,) = read_inputs(str(tmp_path / "3"))
+    assert item.name == f"{video}#t=3,5"
+    assert json.loads(item.fields) == {"episode": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20}
     info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    episode = '{"episode_index": 1001, "tasks": ["pick"], "length": 9}\n'
-    video = "videos/chunk-001/top/episode_001001.mp4"
-    make_folder(tmp_path / "2", {"meta/info.json": json.dumps(info), "meta/episodes.jsonl": episode, video: ""})
+    video, text = "videos/chunk-001/top/episode_001001.mp4", '{"episode_index": 1001, "tasks": ["pick"]}\n'
+    make_folder(tmp_path / "2", {"meta/info.json": json.dumps(info), "meta/episodes.jsonl": text, video: ""})
     assert [item.name for item in read_inputs(str(tmp_path / "2"))] == [video]
-    assert len(read_inputs(str(tmp_path))) == 3, "a folder of data sets"
+    assert len(read_inputs(str(tmp_path))) == 2, "a folder of data sets"
     (tmp_path / "2/meta/episodes.jsonl").unlink()
     with pytest.raises(InputError, match=r"its tables in meta/ cannot be read .*: give the folder videos/ in it"):
         read_inputs(str(tmp_path / "2"))
 
 
-def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
-    table = '{"file_name": "1.mp4", "label": "dog"}\n'
-    make_folder(tmp_path, {"train/1.mp4": "", "train/metadata.jsonl": table, "test/1.mp4": ""})
-    with pytest.raises(InputError, match=r"the folders test, train in .* are subsets"):
-        read_inputs(str(tmp_path))
-    assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
-    with pytest.raises(InputError, match=r"describes videos, and there is none for those in .*test"):
-        read_inputs(str(tmp_path), ListOptions(subset="all"))
-    make_folder(tmp_path, {"test/metadata.jsonl": table.replace("dog", "cat")})
-    assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
-
-
-@pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "walk_on/AAAAAAAAAAA_12_22.mp4"])
+@pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "run/AAAAAAAAAAA_12_22.mp4"])
 def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> None:
-    make_folder(tmp_path / "videos", {name: "", "video_000000.mp4": "", "video_0.mp4": ""})
-    label = name.partition("/")[0].replace("_", " ")
-    head = "classname,youtube_id,subset,start,end,label\n"
-    (tmp_path / "list.csv").write_text(f"{head}{label},AAAAAAAAAAA,training,12.0,22.0,1\n")
-    assert labels_by_name(tmp_path / "list.csv", root=str(tmp_path / "videos")) == {name: label}
-    rows = [f"videos/{name},12,22,{label}", "videos/video_000000.mp4,0,0.2,a", "videos/video_0.mp4,0,0.2,a"]
-    (tmp_path / "list.csv").write_text("\n".join(["path,start,end,label", *rows]))
-    whole = {"videos/video_000000.mp4#t=0,0.2": "a", "videos/video_0.mp4#t=0,0.2": "a"}  # whose numbers are no starts
-    assert labels_by_name(tmp_path / "list.csv") == {f"videos/{name}": label} | whole
-    assert labels_by_name(tmp_path / "list.csv", start="none").keys() == {row.partition(",")[0] for row in rows}
+    make_folder(tmp_path, {name: "", "video_000000.mp4": ""})
+    for path in (name, "AAAAAAAAAAA"):
+        rows = f"path,start,end,label\n{path},12.0,22.0,run\nvideo_000000.mp4,0,0.2,a\n"  # whose number is no start
+        (tmp_path / "list.csv").write_text(rows)
+        assert labels_by_name(tmp_path / "list.csv") == {name: "run", "video_000000.mp4#t=0,0.2": "a"}
+    (tmp_path / "list.csv").write_text(f"path,start,end,label\n{name},12,22,run")
+    assert labels_by_name(tmp_path / "list.csv", start="none") == {name: "run"}
 
 
-def test_videos_in_parquet_are_read_with_their_labels(tmp_path: Path, generate: Any) -> None:
+def test_parquet_is_a_list_without_its_binary_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    videos = [generate("--num-frames", "4", "--seed", str(seed)).read_bytes() for seed in (1, 2, 3)]
-    cells = [{"bytes": video, "path": "videos/a.mp4" if n else None} for n, video in enumerate(videos)]
-    features = {"label": {"names": ["run", "walk"], "_type": "ClassLabel"}}
-    table = pyarrow.table({"video": cells, "label": [1, 0, 1], "caption": ["x", "y", "z"]})
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    (tmp_path / "in" / "data").mkdir(parents=True)
-    path = tmp_path / "in/data/train-00000-of-00001.parquet"
-    parquet.write_table(table.replace_schema_metadata(metadata), path, row_group_size=2)
-    place = "train-00000-of-00001.parquet/00000"
-    expected = {f"{place}0-video.mp4": "walk", f"{place}1-a.mp4": "run", f"{place}2-a.mp4": "walk"}
-    assert labels_by_name(tmp_path / "in") == expected
-    assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy") == 0
-    out = tmp_path / "out"
-    stored = {sample.source: video_bytes(out, shard, sample) for shard, sample in all_samples(out)}
-    assert stored == dict(zip(expected, videos, strict=True))
-    parquet.write_table(pyarrow.table({"mp4": videos}), tmp_path / "plain.parquet")
-    assert len(labels_by_name(tmp_path / "plain.parquet")) == 3
     make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
-    paths = [{"bytes": None, "path": f"{name}.mp4"} for name in "ab"]
-    table = pyarrow.table({"video": pyarrow.array(paths, table["video"].type), "label": [1, -1]})
-    parquet.write_table(table.replace_schema_metadata(metadata), tmp_path / "paths.parquet")
-    assert labels_by_name(tmp_path / "paths.parquet") == {"a.mp4": "walk", "b.mp4": None}, "-1 is no class"
-
-
-def test_parquet_without_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "list.parquet").write_bytes(b"PAR1")
+    table = {"file_name": ["a.mp4", "b.mp4"], "label": ["run", "walk"], "image": [{"bytes": b"x", "path": "c"}] * 2}
+    parquet.write_table(pyarrow.table(table), tmp_path / "list")
+    assert labels_by_name(tmp_path / "list") == dict(AB)
+    parquet.write_table(pyarrow.table({"video": [b"a", b"b"], "label": [1, 2]}), tmp_path / "list")
+    with pytest.raises(InputError, match=r"\(Parquet without video, whose .* are not read: unpack them\): no column"):
+        read_inputs(str(tmp_path / "list"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match="is Parquet, which needs pyarrow: pip install pyarrow"):
-        read_inputs(str(tmp_path / "list.parquet"))
+        read_inputs(str(tmp_path / "list"))
 
 
 def test_a_folder_is_listed_where_its_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {f"{number % 3}/{number}.mp4": "" for number in range(300)}
-    make_folder(tmp_path, files | {"3/a.mp4/00001.jpg": ""})
+    files = {f"{number % 3}/{number}.mp4": "" for number in range(300)} | {"3/a.mp4/00001.jpg": ""}
+    make_folder(tmp_path, files)
     (tmp_path / "3" / "gone.mp4").symlink_to(tmp_path / "nowhere")
     missing = dict.fromkeys(("0/none.mp4", "4/none.mp4"), "there is no such file")
     missing["3/gone.mp4"] = "it is a link to a file that does not exist"
-    rows = "".join(f"{name},x\n" for name in [*files, "3/a.mp4", *missing])
+    rows = "".join(f"{name.removesuffix('/00001.jpg')},x\n" for name in [*files, *missing])
     (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
     asked = []
     look = os.stat

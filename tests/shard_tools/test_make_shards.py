@@ -134,7 +134,7 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(video
         make(listed, out, *COPY, "--unlabeled")
     listed.write_text("a.mp4,right\n")
     shutil.copy(second, tmp_path / "in" / "a.mp4")
-    sizes = f"{first.stat().st_size} bytes then and {second.stat().st_size} now"
+    sizes = f"{first.stat().st_size} bytes there and {second.stat().st_size} bytes in the input"
     with pytest.raises(InputError, match=f"1 videos that have changed since .*a.mp4, {sizes}"):
         make(listed, out, *COPY)
     with pytest.raises(InputError, match="seed is 0 there and 1 now"):

@@ -62,7 +62,7 @@ class Classification(Task):
             function = get_ema_multi_avg_fn(config.finetune.ema_decay)
             self.average = AveragedModel(self.model, multi_avg_fn=function, use_buffers=True)
             self.average.n_averaged.fill_(1)  # the first update averages, also after a resume
-        self.metadata = pretrained.make_metadata(config.model, self.classes, self.multi_label)
+        self.metadata = pretrained.make_metadata(config.model, classes=self.classes, multi_label=self.multi_label)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -148,10 +148,8 @@ class Classification(Task):
         found = evaluator.predict(model, self.multi_label).scores()
         best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
         if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
-            best.parent.mkdir(parents=True, exist_ok=True)
-            pretrained.save(
-                best, model.state_dict(), self.metadata | {pretrained.SCORES_KEY: json.dumps({"step": step, **found})}
-            )
+            scores = json.dumps({"step": step, **found})
+            pretrained.save(best, model.state_dict(), self.metadata | {"scores": scores})
         if config.task == "finetune":
             found = self.held_out.evaluate(model, self.dist) | found
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
