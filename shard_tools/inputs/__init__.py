@@ -17,7 +17,6 @@ __all__ = [
     "read_inputs", "read_label_map",
 ]  # fmt: skip
 
-
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
 
 

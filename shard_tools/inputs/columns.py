@@ -70,10 +70,9 @@ class Columns:
         self.sign = self._take(["sign"] if self.format.left_out else [])  # which rows are left out
         if label is None and not (self.label_is_folder or options.unlabeled):
             label = self._find_label()
-        self.label = label and label.number
-        self.fields = [  # the columns that are kept as they are
-            n for n, name in enumerate(self.names) if name and n not in {self.path, self.label, *(self.times or ())[:2]}
-        ]
+        self.label = label.number if label else None
+        used = {self.path, self.label, *(self.times or ())[:2]}
+        self.fields = [n for n, name in enumerate(self.names) if name and n not in used]  # kept as they are
         if options.start is None:
             self._require_no_segments()
         # Of several labels a cell; "": lists; None: one label.

@@ -27,7 +27,7 @@ class Finder:
         self.root, self.suffix = root, suffix
         self.absolute = str(root.absolute())
         self.finds_urls = True  # by their last part: they were downloaded
-        self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
+        self._index: TempTable | None = None
         self._list = lru_cache(1024)(self._list_folder)  # about 100 bytes a name
 
     def find(self, name: str) -> str | None:
@@ -77,6 +77,7 @@ class Finder:
 
     def index(self) -> None:
         """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
+        self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
         self._index.insert("files", self._walk(), 2)
         self._index.run("CREATE INDEX by_name ON files (name)")
 
@@ -102,7 +103,8 @@ class Finder:
         return (exact if len(exact) == 1 else found) or self._get_paths(f"[{name}]")
 
     def _get_paths(self, name: str) -> list[str]:
-        return [path for (path,) in self._index.run("SELECT path FROM files WHERE name = ?", name)]
+        rows = self._index.run("SELECT path FROM files WHERE name = ?", name) if self._index else ()
+        return [path for (path,) in rows]
 
     def explain(self, name: str) -> str:
         """Say why a name is not found."""

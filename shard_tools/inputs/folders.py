@@ -49,10 +49,8 @@ KINDS = {  # what else files are by their names, and what to do about them
 
 def label_folders(counts: Mapping[str, int], options: ListOptions, where: str) -> dict[str, tuple[str, ...] | None]:
     """Return the labels of the videos in each folder, given how many each holds; without those of unwanted subsets.
-
     Classes are the first folders that differ, below train, val and test; one that holds all is no class. Raise
-    InputError if none of several subsets is wanted, or the folders are hardly classes and nobody says so.
-    """
+    InputError if none of several subsets is wanted, or the folders are hardly classes and nobody says so."""
     paths = {folder: folder.split("/") if folder else [] for folder in counts}
     depth, unwanted, subset_depth = 0, set[str](), None
     while paths and all(len(parts) > depth for parts in paths.values()):
@@ -218,8 +216,7 @@ def has_video_extension(name: str) -> bool:
 
 
 def _refuse_unlistable(error: OSError) -> None:
-    fix = "make it readable, or move it away"
-    raise InputError(f"{error.filename} cannot be listed ({error.strerror}): {fix}") from error
+    raise InputError(f"{error.filename} cannot be listed ({error.strerror}): make it readable, or move it") from error
 
 
 def make_item(source: str, path: Path) -> Item:

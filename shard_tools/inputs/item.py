@@ -155,8 +155,6 @@ class Skipped:
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What the user says about a list, a folder or tars."""
-
     root: str | None = None
     suffix: str = ""
     path: str | None = None

@@ -19,8 +19,7 @@ from shard_tools.inputs.folders import GROUPS, KINDS, choose_subset, classify_na
 from shard_tools.inputs.item import Item, ListOptions, Segment
 from shard_tools.inputs.table_reader import Table, choose_table, list_tables
 
-FEW_CAPTIONS, MIN_CAPTIONS = 5, 20  # rows: with fewer, labels that are all different are believed
-CAPTION_WORDS = 3
+FEW_CAPTIONS, MIN_CAPTIONS, CAPTION_WORDS = 5, 20, 3  # with fewer rows, labels that are all different are believed
 
 
 class ListReader:
@@ -39,8 +38,7 @@ class ListReader:
         self.subset = options.subset
         if options.is_split and self.subset not in {self._read_subset(row) for row in sample}:
             self.subset = None  # it is only what the split is called
-        self.labels: Counter[str] = Counter()  # where a row has one
-        self.subsets: Counter[str] = Counter()
+        self.labels, self.subsets = Counter[str](), Counter[str]()  # of rows; labels where a row has one
         self.num_rows = self.num_left_out = 0
         self.parse_labels = lru_cache(maxsize=100_000)(cells.read_labels)  # 10 million rows have some hundred labels
         urls = {name for row in sample if is_remote(name := self._read_name(row))}
@@ -76,8 +74,8 @@ class ListReader:
                 if self.subset not in (None, "all", subset):
                     continue
             yield self._make_item(row)
-        subset = self.subset or ("all" if self.options.unlabeled else None)
-        choose_subset(dict(zip(self._list_subsets(), sorted(self.subsets), strict=True)), subset, self.where)
+        wanted = self.subset or ("all" if self.options.unlabeled else None)
+        choose_subset(dict(zip(self._list_subsets(), sorted(self.subsets), strict=True)), wanted, self.where)
         self._check_labels()
 
     def _read_subset(self, row: Row) -> str:

@@ -90,8 +90,7 @@ class Inputs:
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         if unlabeled:
-            labels = None if constant_label is None else (constant_label,)
-            self._table.run("UPDATE items SET labels = ?", _dump_labels(labels))
+            self._table.run("UPDATE items SET labels = ?", constant_label and json.dumps([constant_label]))
         self._table.run("CREATE INDEX by_source ON items (source, segment)")
         self._table.run("""UPDATE items SET segment = segment || ';' || number FROM (SELECT rowid AS id, row_number()
             OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number FROM items WHERE segment != '')
@@ -183,9 +182,9 @@ class Inputs:
             return next((f"its label {label!r} is not in the label map" for label in unknown), None)
 
         define = self._table.database.create_function
-        define("explain", 1, explain)
+        define("explain_label", 1, explain)
         define("rename", 1, lambda labels: _dump_labels(tuple(names.get(it, it) for it in json.loads(labels))))
-        values = "problem = explain(labels), labels = rename(labels)"
+        values = "problem = explain_label(labels), labels = rename(labels)"
         self._table.run(f"UPDATE items SET {values} WHERE problem IS NULL AND labels IS NOT NULL")
 
     def describe(self) -> str:

@@ -93,9 +93,10 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
         return table
     if not table.has_header:
         return table._replace(form=f"{table.form}, no header")
-    first, *sample = table.sample
-    columns = [_to_name(cell) for cell in first]
-    start = int(columns[0] == "" and table.column > 0)  # pandas' index
+    columns = [_to_name(cell) for cell in table.sample[0]]
+    start = int(columns[0] == "")
+    is_numbered = columns[start:] == [*map(str, range(len(columns) - start))]  # by pandas, as they had no names
+    start *= is_numbered
     columns = columns[start:]
 
     def read_rows() -> Iterator[Row]:
@@ -107,8 +108,8 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     form = f"{table.form}, header"
     if any(unfold(record)[0] is not record for record in islice(read_records(), SAMPLE_ROWS)):
         return choose_table([_read_records(table.where, form, read_records)], is_file)
-    names = None if columns == [*map(str, range(len(columns)))] else columns  # by pandas, as they had none
-    rows = [row[start:] for row in sample]
+    names = None if is_numbered else columns
+    rows = [row[start:] for row in table.sample[1:]]
     return table._replace(form=form, columns=names, read_rows=read_rows, sample=rows, column=table.column - start)
 
 
@@ -184,9 +185,8 @@ def _split_lines(split: Callable[[str], list[str]], lines: Iterable[str], where:
     return ([cell.strip('"') for cell in split(line)] for line in map(str.strip, lines) if line)
 
 
-# Ways to split lines: their name, the cells of a line (0: two or more), and the function.
+# Ways to split lines: name, cells (0: two or more), and function. Charades-STA writes: AO8RW 0.0 6.9##a person runs.
 SPLITTERS: list[tuple[str, int, Split]] = [
-    # Charades-STA: AO8RW 0.0 6.9##a person runs.
     ("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
     *((name, 0, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
     ("one path a line", 1, partial(_split_lines, lambda line: [line])),

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ def run_here(
 ) -> Iterator[tuple[Any, Any]]:
     """Run all jobs in this process."""
     return ((job, function(job)) for job in jobs)
+
+
+def make_folder(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """Write files, by name with their content."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
 
 
 def list_segments(videos: Path, path: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import make
+from shard_making import make, make_folder
 
 from common.errors import InputError
 from shard_tools.inputs import ListOptions, read_inputs, read_label_map
@@ -24,15 +24,8 @@ FRAMES = {"20bn/7": 5, "20bn/8": 5}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lists")
-    for name in FILES:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    for name, count in FRAMES.items():
-        (folder / name).mkdir(parents=True)
-        for number in range(1, count + 1):
-            (folder / name / f"{number:05d}.jpg").touch()
-    return folder
+    pictures = [f"{name}/{number:05d}.jpg" for name, count in FRAMES.items() for number in range(1, count + 1)]
+    return make_folder(tmp_path_factory.mktemp("lists"), dict.fromkeys([*FILES, *pictures], ""))
 
 
 def read(target: Path, content: Any, **choices: Any) -> list[tuple[str, Any]]:
@@ -240,13 +233,6 @@ def test_label_maps_name_numbers_from_0_or_1_whatever_they_count_from(folder: Pa
     if MAPS[text] is None:
         with pytest.raises(InputError, match="count from 0 or from 1"):
             read_inputs(str(folder / "list")).apply_label_map(label_map)
-
-
-def make_folder(folder: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-    return folder
 
 
 def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
