@@ -208,6 +208,11 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     info = build.info
     if not info.shards:
         raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
+    for what, groups in (("names", info.report["duplicates"]), ("labels", info.report["conflicts"])):
+        if groups:
+            found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
+            names = ", ".join(map(printable, groups[0][:3]))
+            log(f"{found} under several {what}; all were kept (the first: {names})", sys.stderr)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"

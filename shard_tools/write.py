@@ -12,8 +12,9 @@ import json
 import mmap
 import tarfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +32,7 @@ from pipeline.shards.format import (
     SHARD,
     TABLES,
     DatasetInfo,
+    Report,
     Sample,
     ShardInfo,
     TableInfo,
@@ -39,9 +41,15 @@ from pipeline.shards.format import (
 )
 from pipeline.shards.gops import index_gops
 from pipeline.shards.index import RowWriter
+from shard_tools.temp_table import TempTable
 
 TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
+# Of files, (columns, condition): those with the same columns and several sources.
+EQUAL = """SELECT DISTINCT {0}, source FROM files WHERE ({0}) IN (
+    SELECT {0} FROM files GROUP BY {0} HAVING count(DISTINCT source) > 1 {1}) ORDER BY {0}"""
+DUPLICATES = EQUAL.format("sha256", "")
+CONFLICTS = EQUAL.format("sha256, segment", "AND count(DISTINCT labels) > 1")
 CARD = """---
 configs:
 - config_name: default
@@ -181,11 +189,20 @@ def describe_samples(
     """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
     num_samples = num_frames = 0
     seconds, histogram = 0.0, Counter[str]()
+    files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
     for sample in samples:
+        row = sample.source_sha256, sample.source, sample.segment, json.dumps(sample.labels)
+        files.insert("files", [row], 4)
         num_samples += 1
         num_frames += sample.num_frames
         histogram.update(classes[label] for label in sample.labels or ())
         seconds += sample.num_frames / sample.fps
+    report: Report = {
+        "hours": round(seconds / 3600, 6),
+        "class_histogram": dict(sorted(histogram.items())),
+        "duplicates": _group(files.run(DUPLICATES)),
+        "conflicts": _group(files.run(CONFLICTS)),
+    }
     return DatasetInfo(
         num_samples=num_samples,
         num_frames=num_frames,
@@ -194,8 +211,13 @@ def describe_samples(
         encode=settings,
         shards=shards,
         num_rejected=num_rejected,
-        report={"hours": round(seconds / 3600, 6), "class_histogram": dict(sorted(histogram.items()))},
+        report=report,
     )
+
+
+def _group(rows: Iterator[list[Any]]) -> list[list[str]]:
+    """Group the sources, last in each row, that have all else in common."""
+    return sorted(sorted(row[-1] for row in group) for _, group in groupby(rows, lambda row: row[:-1]))
 
 
 def write_card(folder: Path, info: DatasetInfo) -> None:

@@ -159,6 +159,8 @@ class Report(TypedDict, total=False):
 
     hours: float
     class_histogram: dict[str, Bytes]
+    duplicates: list[list[str]]  # sources of equal bytes
+    conflicts: list[list[str]]  # those of them that have different labels
 
 
 @dataclass(frozen=True)

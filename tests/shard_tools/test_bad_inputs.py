@@ -18,6 +18,7 @@ from PIL import Image
 from shard_making import all_samples, list_segments, make
 
 from common.errors import InputError
+from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.build import Build, read_rejects
 from shard_tools.settings import Settings
@@ -131,6 +132,8 @@ def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) ->
     assert all(re.fullmatch("[A-Za-z0-9_-]{24,71}", sample.key) for sample in samples)
     assert {sample.container for sample in samples} == {"mp4"}
     assert read_rejects(tmp_path / "out") == {}
+    report = read_dataset_info(tmp_path / "out").report
+    assert [len(group) for name in ("duplicates", "conflicts") for group in report[name]] == [len(names)] * 2
 
 
 def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
