@@ -8,10 +8,11 @@ first), confusion.png and results.json, with the scores of each class, to --outp
 the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
 pre-training.
 
+    python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
     python evaluate.py FEATURES --knn TRAINING_FEATURES
 
-With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by what extract_features.py
-has written of it.
+With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by the features of a clip,
+or of all that extract_features.py has written of it.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("shards", nargs="?", help="labeled dataset folder; none if CHECKPOINT is a folder of features")
     add("overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2")
     add("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
-    add("--knn", type=Path, metavar="FEATURES", help="folder of labeled videos' features, which are the neighbors")
+    add("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
     add("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
     add("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
     add("--batch-size", type=int, default=8, help="views per rank and forward pass")
@@ -43,8 +44,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
     require_positive(options, "clips", "crops", "batch_size")
-    if options.knn and options.shards:
-        raise InputError("--knn compares two folders of features: run extract_features.py on both datasets first")
+    if options.knn and (options.clips, options.crops, options.keep) != (1, 1, []):
+        raise InputError("--knn compares the features of one clip: leave out --clips, --crops and --keep")
     if options.shards is None and not options.knn:
         raise InputError(f"what is {options.checkpoint} to be evaluated on? give a labeled dataset folder as SHARDS")
     for key in (override.partition("=")[0] for override in options.overrides):
@@ -102,7 +103,7 @@ def evaluate(options: argparse.Namespace) -> None:
     best = checkpoint / "checkpoints" / "best"
     weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
     run = pretrained.run_of(weights)
-    config = read_config(options, run)
+    config = read_config(options, run, f"data.shards={options.shards}")
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
         state_dict, shape, classes, multi_label, _ = pretrained.load(weights, config.model.num_frames)
@@ -137,11 +138,11 @@ def evaluate(options: argparse.Namespace) -> None:
             say(results, f", in {format_duration(time.perf_counter() - started)}")
 
 
-def read_config(options: argparse.Namespace, run: Path | None) -> TrainConfig:
-    """Read the configuration of the run, or that of --config, for all videos of SHARDS."""
+def read_config(options: argparse.Namespace, run: Path | None, *places: str) -> TrainConfig:
+    """Read the configuration of the run, or that of --config, for all videos at `places`."""
     file = options.config or (run and run / "config.yaml")
     given = ["--config", str(file)] if file else []
-    return parse([*given, f"data.shards={options.shards}", "data.weights=null", "data.subset=null", *options.overrides])
+    return parse([*given, *places, "data.weights=null", "data.subset=null", *options.overrides])
 
 
 def say(results: dict[str, Any], end: str = "") -> None:
@@ -151,22 +152,40 @@ def say(results: dict[str, Any], end: str = "") -> None:
 
 
 def evaluate_neighbors(options: argparse.Namespace) -> None:
-    """Say the accuracy of k-NN, beside that of the most common class; write it to --output, if that is given."""
+    """Say the accuracy of k-NN, beside what needs no model; write it to --output, if that is given."""
+    results = compare_clips(options) if options.shards else compare_features(options)
+    if results:
+        say(results)
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            about = {"checkpoint": options.checkpoint, "knn": options.knn}
+            write_json(options.output / "results.json", results | about)
+
+
+def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
+    """Classify videos by the neighbors of the features that weights make of a clip each; {} but in the main rank."""
+    weights = local_run(options.checkpoint)
+    encoder, run = load_encoder(weights), pretrained.run_of(pretrained.find_file(weights))
+    config = read_config(options, run, f"data.shards={options.knn}", f"evaluation.shards={options.shards}")
+    config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
+    with Distributed(config.device) as dist:
+        reference, dataset = ShardDataset.open(config.data), ShardDataset.open(options.shards, config.data)
+        check_classes(reference.info.classes, False, dataset)
+        scores = HeldOut(config, reference, max_videos=sys.maxsize).evaluate(encoder.to(dist.device), dist)
+        if "knn_top1" not in scores:
+            raise InputError(f"{options.shards} and {options.knn} have fewer than two classes, or the same files")
+        return {name: score for name, score in scores.items() if name != "rankme"} if dist.is_main else {}
+
+
+def compare_features(options: argparse.Namespace) -> dict[str, Any]:
+    """Classify videos by their neighbors' features over the windows that extract_features.py has encoded."""
     (about, features), (others, reference) = (read_features(Path(place)) for place in (options.checkpoint, options.knn))
     ids = {label: number for number, label in enumerate(sorted({video["label"] for video in [*about, *others]}))}
     labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))
     allowed = torch.tensor([[video["source"] != other["source"] for other in others] for video in about])
-    results: dict[str, Any] = {
-        "knn_top1": knn_top1(features, labels, reference, other_labels, allowed),
-        "majority_top1": majority_top1(labels),
-        "num_videos": len(about),
-        "knn_videos": int(allowed.any(dim=1).sum()),
-    }
-    say(results)
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        given = {"checkpoint": options.checkpoint, "knn": str(options.knn)}
-        write_json(options.output / "results.json", results | given)
+    accuracy = knn_top1(features, labels, reference, other_labels, allowed)
+    counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
+    return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
 
 
 def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:

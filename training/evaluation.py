@@ -199,15 +199,15 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
 
 
 class HeldOut:
-    """Up to MAX_VIDEOS of evaluation.shards, one clip each, for metrics that need no classifier.
+    """Up to `max_videos` of evaluation.shards, one clip each, for metrics that need no classifier.
 
     The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with the same classes,
     the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
     """
 
-    def __init__(self, config: TrainConfig, trained: ShardDataset) -> None:
+    def __init__(self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS) -> None:
         """Raises InputError if evaluation.shards cannot be read."""
-        self.config = config
+        self.config, self.max_videos = config, max_videos
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
         self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
@@ -246,7 +246,7 @@ class HeldOut:
         """Return V samples and, of a clip of each, loss (of the held-out videos), thumbnail and features."""
         config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
-        data = replace(config.data, subset=min(MAX_VIDEOS, most))
+        data = replace(config.data, subset=min(self.max_videos, most))
         evaluator = Evaluator(replace(config, data=data), dataset, dist)
         plan = evaluator.make_plan(min(config.batch_size, 32))
 
