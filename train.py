@@ -33,7 +33,7 @@ from training.failures import explain_failures
 from training.logger import SKIPPED, Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
 from training.optimizer import make_optimizer, update
-from training.parallelize import parallelize, reduce_gradients
+from training.parallelize import check_graphs, parallelize, reduce_gradients
 from training.profiling import profile_steps
 from training.report import write_report
 from training.run_dir import RunDir
@@ -141,6 +141,7 @@ def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Dist
         batch_multiple=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
     )  # fmt: skip
     check_channels(dataset.channels, config.model.in_channels)
+    check_graphs(config.compile, dist.device.type, plan.passes)
     return plan
 
 

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from pipeline.config import DataConfig
 from pipeline.loader import Batch
 from train import train_step
-from training.config import TrainConfig
+from training.config import Compile, TrainConfig
 from training.distributed import Distributed
 from training.logger import peak_memory_gib
 from training.optimizer import make_optimizer
@@ -28,15 +28,15 @@ def make_config(config: ModelConfig) -> TrainConfig:
 class PretrainingStep:
     """Calls train.py's `train_step` on a clip uint8 [B, T, H, W, C], which is on the model's device."""
 
-    def __init__(self, task: Pretraining, compiled: bool = False) -> None:
+    def __init__(self, task: Pretraining, compiled: Compile = False) -> None:
         self.task, self.model = task, task.model
         if compiled:
-            compile_in_place(task.model)
+            compile_in_place(task.model, compiled)
         self.optimizer = make_optimizer(task.parameter_groups(), task.config.optimizer)
         keep_bf16_copies(task.model, self.optimizer, task.config, task.dist.device)
 
     @classmethod
-    def of(cls, config: ModelConfig, device: torch.device, compiled: bool = False) -> "PretrainingStep":
+    def of(cls, config: ModelConfig, device: torch.device, compiled: Compile = False) -> "PretrainingStep":
         return cls(Pretraining(make_config(config), None, Distributed(device.type)), compiled)
 
     def __call__(self, clip: Tensor) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class PretrainingStep:
 
 @explain_out_of_memory("lower --batch-size")
 def measure_config(
-    config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: bool = False
+    config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: Compile = False
 ) -> Row:
     """Measure a pre-training step, for a process of its own."""
     step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))

@@ -31,6 +31,7 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
     weights = [weight for module in modules for weight in module.weights()]
     for weight in weights:
         weight.cast_copy = weight.detach().to(dtype)
+        torch._dynamo.mark_static_address(weight.cast_copy)  # CUDA graphs would copy it otherwise
     trained = [weight for weight in weights if weight.requires_grad]
     buckets = [(weight, weight.grad) for weight in trained if weight.grad is not None]
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from common.config_parser import ConfigParser
 
 Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
+# true is for memory, reduce-overhead for speed: it launches the kernels of a pass together, as a CUDA graph, and keeps
+# outputs of GELU and LayerNorm, see training.parallelize.compile_in_place.
+Compile = bool | Literal["reduce-overhead"]
 
 
 @dataclass
@@ -111,8 +114,8 @@ class TrainConfig:
     """seconds after which a rank that does not answer ends the run, and is named"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """of matrix products; fp32 is used on CPUs without native bf16 support"""
-    compile: bool = option(False, free=True)
-    """torch.compile the model: faster, and with less memory"""
+    compile: Compile = option(False, free=True)
+    """torch.compile the model: true for memory; reduce-overhead for speed: CUDA graphs, less recomputed, more memory"""
     deterministic: bool = False
     """bitwise reproducible on a GPU too, also across resumes; clips are decoded by PyAV"""
     profile: bool = option(False, free=True)

@@ -10,9 +10,10 @@ from torch._functorch import config as partitioner
 from torch.nn.parallel import DistributedDataParallel
 
 from common.devices import autocast_to, choose_precision
+from common.errors import InputError
 from model.casting import keep_copies
 from pipeline.loader import Batch
-from training.config import TrainConfig
+from training.config import Compile, TrainConfig
 from training.distributed import Distributed, count_ranks
 from training.tasks.task import Task
 
@@ -28,7 +29,7 @@ def parallelize(
     one whose gradients show where the buckets are.
     """
     if config.compile:
-        compile_in_place(task.model)
+        compile_in_place(task.model, config.compile)
     if dist.world_size == 1:
         keep_bf16_copies(task.model, optimizer, config, dist.device)
         return task.model
@@ -70,13 +71,29 @@ def reduce_gradients(model: nn.Module, now: bool) -> AbstractContextManager[None
     return nullcontext()
 
 
-def compile_in_place(model: nn.Module, **options: Any) -> None:
+def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> None:
     """Compile the model at its first call; its parameters keep their names. `options` are torch.compile's.
 
     What a matrix product of the backward pass reads, PyTorch keeps even where other kept tensors give it again at no
-    product's cost: outputs of GELU and LayerNorm, weights in bf16. Here it is recomputed: a step of 64 clips takes 7.9
-    GiB instead of 10.9, and moves 40.3 GB instead of 36.5 beside products and attention (ViT-Base, ρ .95, counted on
-    the stand-in for CUDA).
+    product's cost: outputs of GELU and LayerNorm, weights in bf16. compile=true recomputes them, for memory: a step of
+    64 clips takes 7.9 GiB instead of 10.9, and moves 40.3 GB instead of 36.5 beside products and attention (ViT-Base, ρ
+    .95, counted on the stand-in for CUDA). reduce-overhead, which is for speed, keeps them.
     """
-    partitioner.ban_recompute_materialized_backward = False
+    partitioner.ban_recompute_materialized_backward = how == "reduce-overhead"
+    if how == "reduce-overhead":
+        options |= {"mode": how}
     model.compile(**options)
+
+
+def check_graphs(how: Compile, device_type: str, passes: int) -> None:
+    """Raise InputError where compile=reduce-overhead does not work: a graph's gradients lie in its own memory, which
+    the next forward pass of the same step would overwrite."""
+    if how != "reduce-overhead":
+        return
+    if device_type != "cuda":
+        raise InputError("compile=reduce-overhead needs a GPU: use compile=true on a CPU")
+    if passes > 1:
+        raise InputError(
+            f"compile=reduce-overhead takes one forward pass per step, and batch_size makes {passes} of it: raise"
+            " batch_size, or set compile=true"
+        )

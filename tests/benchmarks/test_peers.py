@@ -11,7 +11,7 @@ from benchmarks.harness import noise_clip
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
 from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
-from benchmarks.train_throughput import COMPILED, EAGER, Case, list_cases, make_rows
+from benchmarks.train_throughput import COMPILED, EAGER, GRAPHS, Case, list_cases, make_rows
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
@@ -77,7 +77,7 @@ def test_nothing_is_timed_when_a_loss_is_off(monkeypatch, tmp_path) -> None:
 
 
 def test_rows_are_relative_to_the_peer_of_their_race() -> None:
-    adaptive = [Case("adaptive", COMPILED, size) for size in (64, 128)]
+    adaptive = [Case("adaptive", name, size) for name, size in ((COMPILED, 64), (GRAPHS, 64), (COMPILED, 128))]
     assert {*list_cases([64, 128], on_gpu=True)} > {*adaptive}
     found = {case: [{"milliseconds": [10.0, 30.0, 20.0], "cpu_seconds": 0.6, "peak_memory_gib": 1.0}]
              for case in (*list_cases([2], on_gpu=False), Case("adaptive", EAGER, 4))}  # fmt: skip

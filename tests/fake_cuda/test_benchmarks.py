@@ -38,10 +38,10 @@ def count(graph):
 
 compile_to_module, GraphLowering.compile_to_module = GraphLowering.compile_to_module, count
 async_compile.AsyncCompile.triton = lambda *_, **__: NoKernel()  # Triton compiles them for a minute, to do nothing
-for checkpointing in (False, True):
+for how, checkpointing in ((True, False), (True, True), ("reduce-overhead", False)):
     moved = []
     config = ModelConfig(activation_checkpointing=checkpointing)
-    measured = measure_config(config, 16, 1, torch.device("cuda", 0), True)
+    measured = measure_config(config, 16, 1, torch.device("cuda", 0), how)
     print(json.dumps([measured["peak_memory_gib"], sum(moved) / 1e9, len(moved)]))
 """
 # Kernels compute nothing here, so that boolean masks would select nothing: they select by their shape. A module's main
@@ -105,17 +105,17 @@ def test_tests_for_a_gpu_that_compare_no_values_pass(library: Path) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.slow  # torch.compile of ViT-Base, twice
+@pytest.mark.slow  # torch.compile of ViT-Base, three times
 def test_the_compiled_steps_memory_and_traffic_are_what_the_docs_say(library: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(COMPILED)
     done = gpu.run(library, str(tmp_path / "program.py"), [], seconds=1400, TORCHINDUCTOR_FORCE_DISABLE_CACHES=1)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     gib, traffic, kernels = zip(*found, strict=True)
-    assert gib == pytest.approx([3.00, 2.40], rel=0.02)
-    # GB and kernels beside products and attention.
-    assert traffic == pytest.approx([10.6, 12.0], rel=0.05)
-    assert kernels == pytest.approx([419, 449], rel=0.05)
+    assert gib[:2] == pytest.approx([3.00, 2.40], rel=0.02)  # what graphs write does not count as allocated
+    # GB and kernels beside products and attention; with graphs, what is cheap is not recomputed.
+    assert traffic == pytest.approx([10.6, 12.0, 9.63], rel=0.05)
+    assert kernels == pytest.approx([419, 449, 418], rel=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -76,13 +76,18 @@ def test_ranks_have_a_gpu_each(change: str, library: Path, synthetic_shards: Pat
 
 @pytest.mark.timeout(1000)
 @pytest.mark.slow  # torch.compile
-def test_a_compiled_step_launches_less(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "launches", "graphs"), [("true", 288, 0), ("reduce-overhead", 60, 2)])
+def test_a_compiled_step_launches_less(
+    how: str, launches: int, graphs: int, library: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
     """One graph forward and one backward: a break, or a copy of what a kernel writes, would be a launch more."""
-    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", "compile=true"]
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", f"compile={how}"]
     (found,) = count_steps(library, [arguments], seconds=900)
     steps = LAST - FIRST + 1
-    assert 0 < found["calls"]["launches"] <= 288 * steps
-    assert found["calls"]["LAUNCH loss_kernel"] == 2 * steps
+    assert 0 < found["calls"]["launches"] <= launches * steps
+    assert found["calls"].get("graph launches", 0) == graphs * steps
+    if not graphs:
+        assert found["calls"]["LAUNCH loss_kernel"] == 2 * steps
 
 
 KERNEL_US = 3000  # a step of 400 kernels is 1.2 s, and the loader's work is milliseconds

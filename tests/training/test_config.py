@@ -23,7 +23,7 @@ from training.schedule import Schedule
         ("evaluation.every=0", "evaluation.every is 0: must be at least 1, or null"),
         ("batch_size=many", "batch_size is many: must be int; `train.py --help` lists every key"),
         ("model.image_size=big", "model.image_size is big: must be int | list[int];"),
-        ("compile=maybe", "compile is maybe: must be bool;"),
+        ("compile=maybe", "compile is maybe: must be Union[bool, Literal['reduce-overhead']];"),
         ("metrics=[tensorboard]", "there is no key metrics: `train.py --help` lists every key"),
         ("model=tiny", "model is a section: set one of its keys, model.KEY"),
         ("--config configs/demo.yml", "--config configs/demo.yml is no file: did you mean configs/demo.yaml?"),

@@ -12,13 +12,14 @@ import torch.distributed as dist
 from forked import SERVER
 from torch import nn
 
+from common.errors import InputError
 from model.config import ModelConfig
 from pipeline.config import DataConfig
 from training import parallelize
 from training.config import TrainConfig
 from training.distributed import Distributed
 from training.optimizer import make_optimizer, update
-from training.parallelize import compile_in_place
+from training.parallelize import check_graphs, compile_in_place
 from training.tasks.pretraining import Pretraining
 
 RANKS = 2
@@ -116,17 +117,28 @@ def test_gradients_of_two_ranks_are_the_plain_ones(compare: Callable[[int, Path]
     assert all(float((tmp_path / f"{rank}").read_text(encoding="utf-8")) < most for rank in range(RANKS))
 
 
+def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
+    with pytest.raises(InputError, match="compile=reduce-overhead needs a GPU"):
+        check_graphs("reduce-overhead", "cpu", 1)
+    with pytest.raises(InputError, match="takes one forward pass per step, and batch_size makes 2"):
+        check_graphs("reduce-overhead", "cuda", 2)
+    check_graphs("reduce-overhead", "cuda", 1)
+    check_graphs(True, "cpu", 2)
+
+
 @pytest.mark.gpu
-def test_a_compiled_step_on_a_gpu_learns_what_the_plain_one_does() -> None:
+@pytest.mark.parametrize("how", [True, "reduce-overhead"])
+def test_a_compiled_step_on_a_gpu_learns_what_the_plain_one_does(how: Any) -> None:
     from benchmarks.harness import noise_clip as make_clip
     from benchmarks.step import PretrainingStep
 
     device = torch.device("cuda")
     losses = []
-    for compiled in (False, True):
+    for compiled in (False, how):
         torch.manual_seed(0)
         step, clip = PretrainingStep.of(CONFIG, device, compiled), make_clip(CONFIG, 4, device)
         step.model.eval()
+        # A graph is recorded in the second one, and replayed from the third on.
         losses.append([step(clip)["loss"].item() for _ in range(6)])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
     assert losses[0][-1] != losses[0][0]
