@@ -1,10 +1,10 @@
 """Check the environment and benchmark data loading: `python doctor.py [SHARDS] [section.key=value ...]`.
 
-Prints versions and devices, how fast SHARDS are loaded as by the run of --config, the speed and memory of its training
-step, how long it would take, and whether it would be data-bound; overrides such as data.repeats=2 or data.decoder=dali
-show what helps. Under torchrun, started as the run will be, all ranks measure at the same time, an all-reduce of the
-gradients is timed, and the slowest rank is named. A failed check is a line that begins with "!"; the exit status is 1
-then. Nothing is written, except for downloads of shards into their cache.
+Prints versions and devices, how fast SHARDS are loaded, as the run of --config would and in other ways, the speed and
+memory of its training step, how long it would take, and whether it would be data-bound. Under torchrun, started as the
+run will be, all ranks measure at the same time, an all-reduce of the gradients is timed, and the slowest rank is named.
+A failed check is a line that begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of
+shards into their cache.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, repeat
+from typing import Any
 
 from common.arguments import ArgumentParser
 from common.cpus import count_cpus
@@ -28,6 +29,13 @@ from training.config import TrainConfig, parse
 
 PACKAGES = {"PyTorch": "torch", "Triton": "triton", "PyAV": "av", "DALI": "nvidia.dali"}
 OPTIONAL = "nvidia.dali"
+CONFIGURED = "this configuration"
+OTHER_WAYS: dict[str, dict[str, Any]] = {  # of loading, by their overrides
+    "data.repeats=1": {"decoder": "auto", "dali_share": None, "repeats": 1},
+    "data.repeats=2": {"decoder": "auto", "dali_share": None, "repeats": 2},
+    "data.decoder=dali": {"decoder": "dali", "dali_share": None, "repeats": 1},
+    "data.dali_share=auto": {"decoder": "auto", "dali_share": "auto", "repeats": 1},
+}
 CPU_BATCH = 2  # clips of a batch on a CPU, where a full one may take minutes
 MIN_CLIPS = 8  # measured even if they take longer than --seconds
 DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
@@ -99,6 +107,7 @@ from benchmarks.harness import noise_clip
 from benchmarks.memory_vs_ratio import describe_memory
 from benchmarks.step import PretrainingStep
 from common.devices import choose_device, choose_precision
+from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import TrainingPlan
@@ -119,7 +128,7 @@ class PlannedRun:
     dist: Distributed
     dataset: ShardDataset | None = None
     clips_per_epoch: int = 1
-    loader_speed: float = 0.0
+    loader_speeds: dict[str, float] = field(default_factory=dict)  # by way of loading
     step_speed: float = 0.0
 
     @property
@@ -127,9 +136,20 @@ class PlannedRun:
         return self.dist.device.type == "cuda"
 
     @property
-    def batch_size(self) -> int:
-        """Clips of the batches that are measured."""
+    def first_batch(self) -> int:
+        """Clips of a batch to begin with."""
         return self.config.batch_size if self.on_gpu else min(CPU_BATCH, self.config.batch_size)
+
+    @property
+    def clip_shape(self) -> tuple[int, int, int]:
+        return self.config.model.num_frames, *FrameSize.of(self.config.model.image_size)
+
+    def list_ways(self) -> dict[str, DataConfig]:
+        """Return how clips could be loaded: as configured, and in the other ways that there are on this device."""
+        configured = replace(self.config.data, canonical_nodes=1)
+        others = {way: replace(configured, **changes) for way, changes in OTHER_WAYS.items()}
+        possible = {way: data for way, data in others.items() if self.on_gpu or "dali" not in way}
+        return {CONFIGURED: configured} | {way: data for way, data in possible.items() if data != configured}
 
 
 def main(options: argparse.Namespace) -> int:
@@ -168,42 +188,65 @@ def describe_dataset(run: PlannedRun) -> Iterator[str]:
 
 
 def measure_loading(run: PlannedRun) -> Iterator[str]:
+    """Load clips as configured, and in the other ways, which may be impossible."""
     if run.dataset is None:
         return
-    model, data = run.config.model, replace(run.config.data, canonical_nodes=1)
-    plan = TrainingPlan(
-        run.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=run.config.seed,
-        batch_size=run.batch_size * data.repeats, rank=run.dist.rank, world_size=run.dist.world_size,
-    )  # fmt: skip
-    run.clips_per_epoch = plan.clips_per_epoch
+    num_frames, *size = run.clip_shape
+    for way, data in run.list_ways().items():
+        plan = TrainingPlan(
+            run.dataset, data, num_frames=num_frames, image_size=size, seed=run.config.seed,
+            batch_size=run.first_batch * data.repeats, rank=run.dist.rank, world_size=run.dist.world_size,
+        )  # fmt: skip
+        try:
+            speed, counters = time_loader(run, data, plan)
+        except InputError as error:
+            if way == CONFIGURED:
+                raise
+            yield f"not available with {way}: {error}"
+            continue
+        if way == CONFIGURED:
+            run.clips_per_epoch = plan.clips_per_epoch
+        run.loader_speeds[way] = speed
+        reading = counters["read_seconds"] / max(1e-9, counters["read_seconds"] + counters["decode_seconds"])
+        bad = f", {counters['bad_clips']:.0f} clips cannot be decoded" if counters["bad_clips"] else ""
+        clip = "×".join(map(str, run.clip_shape))
+        yield f"{speed:.3g} clips/s of {clip} with {way}, {data.workers} decode workers, {reading:.0%} reading{bad}"
+
+
+def time_loader(run: PlannedRun, data: DataConfig, plan: TrainingPlan) -> tuple[float, dict[str, float]]:
+    """Return the speed of a loader and its counters."""
+    assert run.dataset is not None
     with ClipLoader(run.dataset, plan, run.dist.device, data, quarantine=None) as loader:
         batches = loader.batches(0)
         next(batches)  # starting up takes longer
         clips, start = 0, time.perf_counter()
         while clips < MIN_CLIPS or time.perf_counter() - start < run.seconds:
             clips += len(next(batches).keys)
-        run.loader_speed, counters = clips / (time.perf_counter() - start), loader.counters
-    reading = counters["read_seconds"] / max(1e-9, counters["read_seconds"] + counters["decode_seconds"])
-    bad = f", {counters['bad_clips']:.0f} clips cannot be decoded" if counters["bad_clips"] else ""
-    clip = "×".join(map(str, (model.num_frames, *FrameSize.of(model.image_size))))
-    yield f"{run.loader_speed:.3g} clips/s of {clip}, {data.workers} decode workers, {reading:.0%} reading{bad}"
+        return clips / (time.perf_counter() - start), loader.counters
 
 
 def measure_step(run: PlannedRun) -> Iterator[str]:
-    """Time this rank's steps on random clips, and then an all-reduce."""
-    config, dist = run.config, run.dist
-    times: list[float] = []
+    """Time this rank's steps on random clips, on a CPU of as many as --seconds allow, and then an all-reduce."""
+    config, count, dist = run.config, run.first_batch, run.dist
     step = PretrainingStep(Pretraining(config, None, dist), config.compile)
-    clip = noise_clip(config.model, run.batch_size, dist.device)
-    while len(times) < 2 or sum(times[1:]) < run.seconds:  # the first one takes longer
+
+    def time_step(repetitions: int) -> float:
+        clip = noise_clip(config.model, count, dist.device)
+        step(clip)["loss"].item()  # the first one takes longer
         start = time.perf_counter()
-        step(clip)["loss"].item()
-        times.append(time.perf_counter() - start)
-    run.step_speed = run.batch_size / statistics.fmean(times[1:])
+        for _ in range(repetitions):
+            step(clip)["loss"].item()
+        return (time.perf_counter() - start) / repetitions
+
+    seconds = time_step(1)
+    if count < config.batch_size:
+        count = max(count, min(config.batch_size, int(count * run.seconds / seconds)))
+        seconds = time_step(1)
+    run.step_speed = count / time_step(math.ceil(run.seconds / seconds))
     precision = choose_precision(dist.device, config.precision)
     yield (
         f"{run.step_speed:.3g} clips/s{' per rank' * (dist.world_size > 1)}: pre-training, size {config.model.size},"
-        f" mask ratio {config.model.mask_ratio:g}, batches of {run.batch_size}, {precision}"
+        f" mask ratio {config.model.mask_ratio:g}, batches of {count}, {precision}"
     )
     if dist.world_size > 1:
         yield measure_all_reduce(sum(p.numel() for p in step.model.parameters() if p.requires_grad), dist)
@@ -228,11 +271,11 @@ def measure_all_reduce(num_gradients: int, dist: Distributed) -> str:
 def compare_ranks(run: PlannedRun) -> Iterator[str]:
     """Name the rank whose steps take longest, and the one whose loader is slowest."""
     if run.dist.world_size > 1:
-        hosts, *columns = zip(*run.dist.gather((socket.gethostname(), run.step_speed, run.loader_speed)), strict=True)
-        for what, values in zip(("trains", "loads"), columns, strict=True):
+        speeds = run.step_speed, run.loader_speeds.get(CONFIGURED)
+        hosts, *columns = zip(*run.dist.gather((socket.gethostname(), *filter(None, speeds))), strict=True)
+        for what, values in zip(("trains", "loads"), columns, strict=False):
             rank, median = values.index(min(values)), statistics.median(values)
-            if values[rank]:
-                yield f"rank {rank} on {hosts[rank]} {what} {values[rank]:.3g} clips/s, the median is {median:.3g}"
+            yield f"rank {rank} on {hosts[rank]} {what} {values[rank]:.3g} clips/s, the median is {median:.3g}"
 
 
 def predict_memory(run: PlannedRun) -> Iterator[str]:
@@ -244,9 +287,12 @@ def estimate_duration(run: PlannedRun) -> Iterator[str]:
     """Estimate how long the run takes here: as the step or the loader of the slowest rank; on a CPU, which they share,
     as both."""
     config, dist = run.config, run.dist
-    if config.task != "pretrain" or (run.dataset is None and config.steps is None):
+    if config.task != "pretrain":
         return
-    seconds = [1 / speed for speed in (run.step_speed, run.loader_speed) if speed]
+    if run.dataset is None and config.steps is None:
+        yield "give SHARDS, or steps, to estimate it"
+        return
+    seconds = [1 / speed for speed in (run.step_speed, run.loader_speeds.get(CONFIGURED)) if speed]
     per_clip = max(dist.gather(max(seconds, default=0.0) if run.on_gpu else sum(seconds)))
     if not per_clip:
         return
@@ -259,18 +305,22 @@ def estimate_duration(run: PlannedRun) -> Iterator[str]:
 
 
 def compare_speeds(run: PlannedRun) -> Iterator[str]:
-    """Compare loading with the training step; say how many cores PyAV needs beside a GPU."""
-    if not (run.step_speed and run.loader_speed):
+    """Compare all ways of loading with the training step; say how many cores PyAV needs beside a GPU."""
+    speeds = run.loader_speeds
+    if not (run.step_speed and CONFIGURED in speeds):
         return
-    ratio, verdict, advice, data = run.loader_speed / run.step_speed, "not data-bound", "", run.config.data
+    ratio, verdict, advice = speeds[CONFIGURED] / run.step_speed, "not data-bound", ""
     if ratio < DATA_BOUND_BELOW:
         verdict = f"data-bound, stalled about {1 - min(ratio, 1):.0%} of the time"
-        advice = "; add CPU cores, or try data.repeats=2" + ", or data.dali_share=auto" * run.on_gpu
-    speeds = f"the training step takes {run.step_speed:.3g} clips/s, the loader makes {run.loader_speed:.3g}"
-    yield f"{verdict}: {speeds}{advice}"
-    if run.on_gpu and data.decoder != "dali" and not data.dali_share:
+        advice = "; more CPU cores help too"
+    made = ", ".join(f"{speed:.3g} with {way}" for way, speed in speeds.items())
+    yield f"{verdict}: the training step takes {run.step_speed:.3g} clips/s, the loader makes {made}{advice}"
+    if run.on_gpu:
         cores = count_cpus()
-        needed, per_gpu = math.ceil(min(data.workers, cores) / ratio), cores / torch.cuda.device_count()
+        busy = min(run.config.data.workers, cores)
+        by_pyav = [way for way, data in run.list_ways().items() if data.decoder != "dali" and not data.dali_share]
+        needed = ", ".join(f"{math.ceil(busy * run.step_speed / speeds[way])} with {way}" for way in by_pyav)
+        per_gpu = cores / torch.cuda.device_count()
         yield f"CPU cores per GPU that load as fast as a step: {needed}; there are {per_gpu:.3g} per GPU"
 
 

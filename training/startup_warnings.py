@@ -1,12 +1,13 @@
 """Warn of data that a run will hardly learn from, before it starts."""
 
+import math
 from itertools import islice
 
 import numpy as np
 import torch
 
-from pipeline.config import DataConfig
-from pipeline.planning.plan import frame_step
+from pipeline.config import DEFAULT_STRIDE, DataConfig
+from pipeline.planning.plan import frame_step, largest_stride
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.evaluation import has_same_classes
@@ -63,7 +64,7 @@ def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) ->
 def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
     """Return a sentence on the videos with fewer frames than a clip spans, and one on those of too few a second."""
     stored = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
-    span, found, repeated = np.full(len(stored), num_frames - 1), [], "frames are repeated"
+    span, found, advice, repeated = np.full(len(stored), num_frames - 1), [], "", "frames are repeated"
     if data.sampling == "strided":
         repeated = "their last frame is repeated"
         fps = dataset.column("fps", MAX_CHECKED)
@@ -75,12 +76,17 @@ def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> 
                 f"WARNING: {slow.sum()} of {len(stored)} videos have fewer than {data.fps:g} frames per second (the"
                 f" slowest has {fps[slow].min():g}): frames are repeated; lower data.fps"
             )
+        multiple = math.lcm(*dataset.info.frame_strides)
+        possible = largest_stride((stored - 1) * stride + 1, num_frames) // multiple * multiple
+        if data.fps:
+            advice = "raise data.fps or "
+        elif 0 < possible < (data.frame_stride or DEFAULT_STRIDE):
+            advice = f"set data.frame_stride={possible} or "
     short = stored <= span
     if short.any():
         found.append(
             f"WARNING: {short.sum()} of {len(stored)} videos are shorter than a clip (the shortest has"
-            f" {stored[short].min()} of {span[short].max() + 1} frames): {repeated}; lower data.frame_stride or"
-            " model.num_frames, or raise data.fps"
+            f" {stored[short].min()} of {span[short].max() + 1} frames): {repeated}; {advice}lower model.num_frames"
         )
     return found
 

@@ -41,7 +41,11 @@ def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
     assert status == 0
     assert "16 videos, 256 frames, " in lines["dataset"]
     assert "WARNING: 16 of 16 videos are shorter than a clip" in lines["all"]
-    assert re.search(r" clips/s of 8×32×32, \d+ decode workers, \d+% reading$", lines["loading"])
+    assert "set data.frame_stride=4 or lower" in lines["all"]
+    assert re.search(
+        r" clips/s of 8×32×32 with this configuration, \d+ decode workers, \d+% reading$", lines["loading"]
+    )
+    assert re.search(r" clips/s of 8×32×32 with data.repeats=1, ", lines["all"])
     assert "size tiny, mask ratio 0.95, batches of 2" in lines["step"]
     assert "2 clips" in lines["memory"]
     assert "predicted for a GPU" in lines["memory"]
@@ -82,20 +86,27 @@ def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path):
 
 
 def compare(device: str, step_speed: float) -> list[str]:
-    config, dist = doctor.parse_arguments(["data.num_workers=1"]).config, SimpleNamespace(device=torch.device(device))
-    run = doctor.PlannedRun(config, "shards", 1.0, dist, loader_speed=60.0, step_speed=step_speed)
+    speeds = {doctor.CONFIGURED: 60.0, "data.repeats=2": 90.0} | (
+        {"data.decoder=dali": 30.0} if device == "cuda" else {}
+    )
+    config = doctor.parse_arguments(["data.num_workers=1"]).config
+    dist = SimpleNamespace(device=torch.device(device))
+    run = doctor.PlannedRun(config, "shards", 1.0, dist, loader_speeds=speeds, step_speed=step_speed)
     return list(doctor.compare_speeds(run))
 
 
 def test_the_verdict(monkeypatch):
-    (said,) = compare("cpu", 100)
-    assert said.startswith(
-        "data-bound, stalled about 40% of the time: the training step takes 100 clips/s, the loader makes 60; add"
-    )
-    assert compare("cpu", 30) == ["not data-bound: the training step takes 30 clips/s, the loader makes 60"]
+    made = "the loader makes 60 with this configuration, 90 with data.repeats=2"
+    assert compare("cpu", 100) == [
+        "data-bound, stalled about 40% of the time: the training step takes 100 clips/s, "
+        f"{made}; more CPU cores help too",
+    ]
+    assert compare("cpu", 30) == [f"not data-bound: the training step takes 30 clips/s, {made}"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
-    said = "CPU cores per GPU that load as fast as a step: 5; there are 8 per GPU"
+    said = (
+        "CPU cores per GPU that load as fast as a step: 5 with this configuration, 4 with data.repeats=2; there are 8"
+    )
     assert said in compare("cuda", 300)[-1]
 
 

@@ -34,6 +34,26 @@ def test_videos_shorter_than_a_clip_are_counted(config, shards):
     assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset, CPU) == []
 
 
+@pytest.mark.parametrize(
+    ("lengths", "stored_stride", "frame_stride", "advice"),
+    [
+        ((30, 30, 60), 1, 8, "set data.frame_stride=4 or lower model.num_frames"),
+        ((30, 30, 60), 2, 16, "set data.frame_stride=8 or lower"),
+        ((13, 14, 60), 4, 8, "set data.frame_stride=4 or lower"),  # 6 is no multiple
+        ((7, 14, 60), 4, 4, "their last frame is repeated; lower model.num_frames"),
+        ((3, *[60] * 30), 1, 8, "their last frame is repeated; lower model.num_frames"),  # one decides nothing
+    ],
+)
+def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
+    videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
+    shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
+    config = parse(
+        [f"data.shards={shards}", "model.num_frames=8", f"data.frame_stride={frame_stride}", "model.size=tiny"]
+    )
+    (said,) = startup_warnings(config, ShardDataset.open(shards), CPU)
+    assert advice in said
+
+
 def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
     dataset = ShardDataset.open(shards)  # of 8 a second
 
@@ -44,7 +64,7 @@ def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
     assert slow.startswith("WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)")
     assert short.startswith("WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)")
     (short,) = warn(8.05)  # no frame is repeated
-    assert short.endswith("or raise data.fps")
+    assert short.endswith("raise data.fps or lower model.num_frames")
     assert "3 of 15 frames" in warn(4.0)[0]
 
 
