@@ -244,10 +244,12 @@ def estimate_duration(run: PlannedRun) -> Iterator[str]:
     """Estimate how long the run takes here: as the step or the loader of the slowest rank; on a CPU, which they share,
     as both."""
     config, dist = run.config, run.dist
-    if config.task != "pretrain" or not (run.step_speed and (run.loader_speed or config.steps)):
+    if config.task != "pretrain" or (run.dataset is None and config.steps is None):
         return
     seconds = [1 / speed for speed in (run.step_speed, run.loader_speed) if speed]
-    per_clip = max(dist.gather(max(seconds) if run.on_gpu else sum(seconds)))
+    per_clip = max(dist.gather(max(seconds, default=0.0) if run.on_gpu else sum(seconds)))
+    if not per_clip:
+        return
     schedule = Schedule(config, run.clips_per_epoch, dist.world_size)
     clips, speed = schedule.total_steps * schedule.global_batch, dist.world_size / per_clip
     yield (

@@ -92,7 +92,7 @@ from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, find_splits
 from pipeline.video_error import VideoError
-from shard_tools.encoding.cuts import find_ticks
+from shard_tools.encoding.encode import find_ticks
 from shard_tools.encoding.picture import Pose, UnusableError
 from shard_tools.encoding.source import (
     open_source,

@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from common.errors import InputError
@@ -23,6 +25,19 @@ class ArgumentParser(argparse.ArgumentParser):
             message = f"there is no option {first}" + (f": did you mean {similar[0]}?" if similar else "")
         message = message.removeprefix("argument ") + ("" if message.endswith("?") else ";")
         raise InputError(f"{message} `{self.prog} --help` lists every option")
+
+
+def between(low: float, high: float = math.inf, kind: type = int) -> Callable[[str], Any]:
+    """Make an argument's `type`: a number from `low` to `high`, finite."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high or value == math.inf:
+            bounds = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"it must be {bounds}, not {text}")
+        return value
+
+    return number
 
 
 def parse_part(text: str) -> tuple[int, int]:

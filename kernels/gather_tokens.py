@@ -6,18 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import (
-    block_width,
-    check,
-    check_ids,
-    check_shape,
-    rows_contiguous,
-    runs_triton,
-    triton_op,
-    wrap_triton,
-)
-
-ROWS = 16  # a program's tile is ROWS x 256 values: with 4 warps, four 16-byte loads in flight a thread at 2 bytes
+from kernels.launch import check, check_ids, check_shape, rows_contiguous, runs_triton, tiles, triton_op, wrap_triton
 
 
 def gather_tokens(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
@@ -56,9 +45,9 @@ def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     (batch, _, width), count = x.shape, ids.shape[1]
     x, ids = rows_contiguous(x), ids.contiguous()
     out = x.new_empty(batch, count, width)
-    block = block_width(width)
-    wrap_triton(gather_kernel)[(batch * triton.cdiv(count, ROWS), triton.cdiv(width, block))](
-        x, ids, table.contiguous(), out, x.stride(0), x.stride(1), count, width, ROWS=ROWS, BLOCK=block
+    grid, sides = tiles(batch, count, width)
+    wrap_triton(gather_kernel)[grid](
+        x, ids, table.contiguous(), out, x.stride(0), x.stride(1), count, width, **sides
     )  # fmt: skip
     return out
 

@@ -7,17 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gather_tokens import ROWS
-from kernels.launch import (
-    block_width,
-    check,
-    check_ids,
-    check_shape,
-    rows_contiguous,
-    runs_triton,
-    triton_op,
-    wrap_triton,
-)
+from kernels.launch import check, check_ids, check_shape, rows_contiguous, runs_triton, tiles, triton_op, wrap_triton
 
 
 def scatter_tokens(
@@ -75,10 +65,10 @@ def scatter_tokens_op(
     (batch, count, width), masked = features.shape, masked_ids.shape[1]
     features = rows_contiguous(features)
     out = features.new_empty(batch, count + masked, width)
-    block = block_width(width)
-    wrap_triton(scatter_kernel)[(batch * triton.cdiv(count + masked, ROWS), triton.cdiv(width, block))](
+    grid, sides = tiles(batch, count + masked, width)
+    wrap_triton(scatter_kernel)[grid](
         features, mask_token.contiguous(), table.contiguous(), visible_ids.contiguous(), masked_ids.contiguous(), out,
-        features.stride(0), features.stride(1), count, masked, width, ROWS=ROWS, BLOCK=block,
+        features.stride(0), features.stride(1), count, masked, width, **sides,
     )  # fmt: skip
     return out
 

@@ -68,7 +68,6 @@ class Attention(nn.Module):
         self.proj_drop = Dropout(dropout)
 
     def weights(self) -> Weights:
-        """Return what `forward` takes, perhaps in another dtype."""
         biases = [bias for bias in (self.q_bias, self.k_bias, self.v_bias) if bias is not None]
         return [self.qkv.weight, self.proj.weight, self.proj.bias, *biases]
 
@@ -103,7 +102,6 @@ class Mlp(nn.Module):
         self.drop = Dropout(dropout)
 
     def weights(self) -> Weights:
-        """Return what `forward` takes, perhaps in another dtype."""
         return [self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias]
 
     def forward(self, x: Float[Tensor, "B N D"], weights: Weights) -> Float[Tensor, "B N D"]:

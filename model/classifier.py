@@ -80,7 +80,6 @@ class Probe(nn.Module):
         return self
 
     def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
-        """Classify clips, by all tokens or by those at `ids`."""
         with torch.no_grad():
             features = encode(self, clip, ids)
         return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))

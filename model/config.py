@@ -92,7 +92,7 @@ class ModelConfig:
     target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
     """what the decoder predicts: pixels, how much patches move, or features that a frozen teacher makes of the clip"""
     teacher: str = option("", free=True)
-    """with target=teacher: a run or weights, or a folder with an image encoder of timm or transformers"""
+    """with target=teacher: a run or weights, or a folder with an image encoder of timm"""
     teacher_image_size: int | None = option(None, at_least=1)
     """side in pixels to which frames are scaled for an image encoder; null: what it was trained with"""
     loss: Literal["mse", "l1", "smooth-l1", "cosine"] = "mse"

@@ -40,8 +40,7 @@ class ClipDataset(IterableDataset[Batch]):
             raise InputError(f"ClipDataset has no option {name}{f': did you mean {similar[0]}?' if similar else ''}")
         self._config = DataConfig(shards=str(shards), **data)
         self._dataset = ShardDataset.open(self._config)
-        self._clips: dict[str, Any] = {"num_frames": num_frames, "image_size": image_size}
-        self._clips |= {"batch_size": batch_size, "seed": seed}
+        self._clips = dict[str, Any](num_frames=num_frames, image_size=image_size, batch_size=batch_size, seed=seed)
         self._device, self._quarantine = torch.device(device), Path(quarantine) if quarantine else None
         self._next_batch = 0
         self._plan()  # which may refuse the options

@@ -64,8 +64,6 @@ class DataConfig:
     # the third batch is for DALI, which decodes one while the next is read.
     num_workers: int | None = option(None, at_least=1, free=True)
     """decode workers, which are processes; null: this rank's share of the cores, or of a container's quota"""
-    dali_pipelines: int | None = option(None, at_least=1, free=True)
-    """DALI's pipelines side by side, of a thread each; null: 8 on a GPU, num_workers on a CPU"""
     prefetch: int = option(3, at_least=1, free=True)
     """batches that are read, decoded or ready, beyond the one in use"""
     prefetch_mib: int = option(2048, at_least=1, free=True)

@@ -114,8 +114,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._upload_stream = torch.cuda.Stream(device) if on_gpu else None
         self._upload_planes = on_gpu if upload_planes is None else upload_planes
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        num_pipelines = config.dali_pipelines or (GPU_PIPELINES if on_gpu else config.workers)
-        self._dali = Dali(device, plan, num_pipelines, config.decode_timeout_s)
+        self._dali = Dali(device, plan, GPU_PIPELINES if on_gpu else config.workers, config.decode_timeout_s)
         self._use_dali, self._dali_failures = bool(policy.codecs), 0
         self._share = 0.0 if config.share_of_dali == "auto" else 1.0  # of the chunks, which may leave videos to DALI
         self._numbers: Iterator[int] = count()  # of batches
@@ -212,7 +211,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._counts.update(result.counts)
             for fault in result.faults:
                 self._counts["bad_clips"] += fault.num_clips
-                self._quarantine.add(*fault)
+                self._quarantine.add(fault.sample, fault.reason, self._counts["bad_clips"], self._counts["clips"])
 
     def _finish_first(self) -> PendingBatch:
         """Wait for the first batch, and put it on the device."""
@@ -224,7 +223,6 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         if self.config.share_of_dali == "auto" and self._counts["clips"]:  # the first batch waits for workers to start
             self._share = adjust_share(self._share, loaded - started, time.perf_counter() - loaded)
         self._upload(batch)
-        self._quarantine.clips += batch.num_clips
         return self._pending.popleft()
 
     def _wait_until_loaded(self, batch: PendingBatch) -> None:
@@ -309,16 +307,16 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _make_batch(self, batch: PendingBatch) -> Batch:
         clips = self._await_upload(batch)
         loaded: list[LoadedClip] = [clip for result in batch.chunks for clip in result.clips]
-        if any(clip.augment_ops or clip.erase_box for clip in loaded):
+        if any(clip.row.augment_ops or clip.row.erase_box for clip in loaded):
             from pipeline.augment import augment  # torchvision takes a second to import; only fine-tuning needs it
 
-            clips = augment(clips, loaded)
+            clips = augment(clips, [clip.row for clip in loaded])
         if self._dataset.info.multi_label:
             labels = to_device(self._dataset.mark_classes(clip.labels for clip in loaded), self._device)
         else:  # no label, or several ones in other samples of a mix: none
             labels = to_device([clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device)
         self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
         return Batch(
-            clips, labels, [clip.key for clip in loaded], [clip.position for clip in loaded],
+            clips, labels, [clip.key for clip in loaded], [clip.row.position for clip in loaded],
             fields={name: [clip.fields[i] for clip in loaded] for i, name in enumerate(self.config.fields)},
         )  # fmt: skip

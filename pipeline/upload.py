@@ -41,10 +41,7 @@ def upload(
     if len(images) + len(dali) == len(clips):
         made = torch.empty(len(clips), *layout.clip_shape, dtype=torch.uint8, device=device)
     else:
-        from kernels.crop_resize import (  # takes 2 s, for parts of PyTorch's compiler; not all need it
-            DecodedClips,
-            crop_resize,
-        )
+        from kernels.crop_resize import DecodedClips, crop_resize  # takes 2 s, and not all need it
 
         for index in {*images, *dali}:  # show the first pixel of the memory instead
             for table, value in zip(tables, (0, 1, (0, 0, 1, 1), False, 0, 0), strict=True):

@@ -33,13 +33,12 @@ from pipeline.shards.format import (
 from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import split_name
 from shard_tools.plan import Plan, make_key, save_plan, shard_number, split_videos
-from shard_tools.report import describe_samples, write_card
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
-from shard_tools.workers import Failed
-from shard_tools.write import publish_tables, write_shard
+from shard_tools.write import describe_samples, publish_tables, write_card, write_shard
 
 CHANGED = "it was changed while it was read"
+EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode={}, shards=[])
 
 
 class Build:
@@ -51,9 +50,8 @@ class Build:
     def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
         self.folder, self.settings = folder, settings
         self.part, self.num_parts = part
-        self.plan_file = folder / PLAN_FILE
-        self.work_folder = self.plan_file.parent
-        self.done = read_if_described(folder)
+        self.plan_file, self.work_folder = folder / PLAN_FILE, (folder / PLAN_FILE).parent
+        self.info = read_if_described(folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -76,6 +74,7 @@ class Build:
     def plan(self, inputs: Inputs, classes: list[str]) -> Plan | None:
         """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
         with lock_folder(self.folder):
+            self.info = read_if_described(self.folder)  # another part may have completed it
             if not self.plan_file.exists():
                 shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
                 self._save_plan(inputs, classes)
@@ -94,16 +93,16 @@ class Build:
 
     def _save_plan(self, inputs: Inputs, classes: list[str]) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
-        if self.done:
-            self._require_same_settings(self.done.encode)
-        known = self.done.classes if self.done else []
+        if self.info.shards:
+            self._require_same_settings(self.info.encode)
+        known = self.info.classes
         if classes and classes[: len(known)] != known:
             raise InputError(f"the label map does not start with the classes of {self.folder}: their ids would change")
         names = classes or assign_class_ids(inputs.labels(), known)
         rejects = set(read_rejects(self.folder))
         if self.settings.clip_seconds:  # pieces stand for their video
             rejects |= {split_name(name)[0] for name in rejects}
-        inputs.compare(self._list_stored(known), rejects)
+        inputs.compare(self._list_stored(), rejects)
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{self.folder} holds {change}: give another output folder")
         if self.settings.encode == COPY and inputs.has_segments:
@@ -114,38 +113,32 @@ class Build:
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
         items = split_videos(inputs.new(), self.settings)
-        number = max((shard_number(shard.name) for shard in self._shards()), default=-1) + 1
+        number = max((shard_number(shard.name) for shard in self.info.shards), default=-1) + 1
         save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), number)
 
-    def _shards(self) -> list[ShardInfo]:
-        return list(self.done.shards) if self.done else []
-
-    def _list_stored(self, classes: list[str]) -> Iterator[tuple[str, str, tuple[str, ...] | None, int]]:
+    def _list_stored(self) -> Iterator[tuple[str, str, tuple[str, ...] | None, int]]:
         """Yield source, segment, labels and bytes of what the dataset holds. Raise InputError if a shard is gone."""
-        for shard in self._shards():
+        for shard in self.info.shards:
             path = self.folder / shard.name
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
                 raise InputError(f"{path} is missing or incomplete: restore it, or give another output folder")
             for sample in read_samples(self.folder, shard):
-                labels = None if sample.labels is None else tuple(classes[label] for label in sample.labels)
+                labels = None if sample.labels is None else tuple(self.info.classes[label] for label in sample.labels)
                 for segment in {sample.segment, "" if self.settings.clip_seconds else sample.segment}:
                     yield sample.source, segment, labels, sample.source_size
 
     def run(
         self, plan: Plan, inputs: Inputs, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
     ) -> Iterator[Outcome]:
-        """Process this part's videos, and write each shard as soon as it can be; yield what became of each entry. Raise
-        OSError when the disk fails."""
+        """Process this part's videos, write each shard as soon as it can be, and yield what became of each entry."""
         left = dict(plan.shards)  # entries without an outcome
         for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
                 raise result
             for stem, entry in job.entries.items():
                 outcome = read_outcome(stem)  # what was finished before a failure is kept
-                if outcome is None:
-                    assert isinstance(result, Failed)  # else the worker has left one for each entry
-                    reason = f"{result.reason}: raise --timeout" if result.timed_out else result.reason
-                    outcome = Outcome(entry, reason=reason)
+                if outcome is None:  # the worker died or took too long
+                    outcome = Outcome(entry, reason=str(result))
                     outcome.save(stem)
                 yield outcome
                 left[entry.shard] -= 1
@@ -201,7 +194,7 @@ class Build:
         """Publish the dataset once all parts are done; before that, return one that is not."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():  # another part was here first
-                self.done = read_if_described(self.folder)
+                self.info = read_if_described(self.folder)
                 return None
             missing = self._missing(plan)
             for video in plan.videos():
@@ -216,7 +209,7 @@ class Build:
     def _publish(self, plan: Plan) -> None:
         markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards]
         # A run that was killed right after publishing may have put some in already.
-        shards = [shard for shard in self._shards() if shard.name not in plan.shards]
+        shards = [shard for shard in self.info.shards if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
         rejected = read_rejects(self.folder) | plan.rejected
         for marker in markers:
@@ -224,8 +217,8 @@ class Build:
         if shards:
             samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
             info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
-            self.done = publish_tables(self.folder, info)
-            write_card(self.folder, self.done)
+            self.info = publish_tables(self.folder, info)
+            write_card(self.folder, self.info)
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
         write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
         for path in self.folder.glob(".*.partial"):  # left by a kill
@@ -234,22 +227,21 @@ class Build:
         shutil.rmtree(self.work_folder)
 
 
-def read_if_described(folder: Path) -> DatasetInfo | None:
+def read_if_described(folder: Path) -> DatasetInfo:
     """Read `dataset.json`, if there is one."""
-    return read_dataset_info(folder) if is_described(folder) else None
+    return read_dataset_info(folder) if is_described(folder) else EMPTY
 
 
 def list_sources(folder: Path) -> Iterator[str]:
     """Yield the files that a dataset holds or is about to."""
     if (plan := folder / PLAN_FILE).exists():
         yield from (video[0].source for video in Plan(plan).videos())
-    for shard in info.shards if (info := read_if_described(folder)) else ():
+    for shard in read_if_described(folder).shards:
         yield from (sample.source for sample in read_samples(folder, shard))
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Read reasons by source from `rejected.jsonl`, without which all are tried again. Raise InputError if it is
-    damaged."""
+    """Read reasons by source from `rejected.jsonl`, without which all are tried again."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}

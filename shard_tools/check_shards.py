@@ -18,7 +18,7 @@ from common.errors import InputError, run_command
 # isort: split
 import av
 
-from common.arguments import ArgumentParser
+from common.arguments import ArgumentParser, between
 from common.atomic_io import hash_file
 from common.cpus import count_cpus
 from common.logging import log
@@ -30,10 +30,9 @@ from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
 from shard_tools.work import explain, local_copy
-from shard_tools.workers import ENGINES, Failed
+from shard_tools.workers import ENGINES
 from shard_tools.write import hash_description, list_members, publish_tables
 
-DECODE_TIMEOUT_S = 900  # per video
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 DECODED = ("num_frames", "width", "height", "codec", "fps")  # what of a Sample decoding tells
 
@@ -103,14 +102,11 @@ def check_video(video: Video) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
-    parser.add_argument("--decode", type=int, metavar="N", help="decode N random videos only (default: all; 0: none)")
-    parser.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
-    parser.add_argument(
-        "--rewrite-tables", action="store_true", help="first write the dataset's tables again from what the shards say"
-    )
+    parser.add_argument("--decode", type=between(0), metavar="N", help="decode N random videos (default: all of them)")
+    parser.add_argument("--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)")
+    parser.add_argument("--timeout", type=between(1), default=900, help="seconds for a video (default 900)")
+    parser.add_argument("--rewrite-tables", action="store_true", help="first write the tables by what the shards say")
     parsed = parser.parse_args(arguments)
-    if parsed.workers < 1 or (parsed.decode is not None and parsed.decode < 0):
-        raise InputError("--workers must be at least 1, and --decode at least 0")
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
         with lock_folder(folder):
@@ -122,10 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
-    results = ENGINES["processes"](check_video, videos, parsed.workers, DECODE_TIMEOUT_S)
+    results = ENGINES["processes"](check_video, videos, parsed.workers, parsed.timeout)
     for (member, _), result in progress_bar(results, unit="video", total=len(videos)):
-        if problem := result.reason if isinstance(result, Failed) else result:
-            problems.append(f"{Path(member.archive).name}: {member.name}: {problem}")
+        if result:
+            problems.append(f"{Path(member.archive).name}: {member.name}: {result}")
     for problem in problems:
         log(problem)
     log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")

@@ -10,21 +10,19 @@ new videos of INPUT.
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-from common.arguments import ArgumentParser, parse_part
+from common.arguments import ArgumentParser, between, parse_part
 from common.cpus import count_cpus
 from common.errors import InputError, run_command
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.reading.storage import is_remote
-from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE, is_described, read_dataset_info
+from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
 from shard_tools.build import Build, list_sources, read_rejects
 from shard_tools.inputs import (
     Inputs,
@@ -36,7 +34,7 @@ from shard_tools.inputs import (
     read_label_map,
 )
 from shard_tools.inputs.folders import GROUPS
-from shard_tools.probe import MAX_PROBED, warn_of_short_videos
+from shard_tools.plan import MAX_PROBED, warn_of_short_videos
 from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from shard_tools.splits import parse_group_by, warn_of_shared
 from shard_tools.temp_table import explain_full_disk
@@ -62,35 +60,24 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
     what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
     what.add_argument("--label-map", type=Path, help="class names: lines, with numbers or codes or without; CSV; JSON")
-    what.add_argument(
-        "--split",
-        action="append",
-        default=[],
-        type=_split,
-        metavar="NAME=LIST",
-        help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split",
-    )
-    what.add_argument(
-        "--hold-out",
-        type=float,
-        metavar="SHARE",
-        help="create OUTPUT/train and OUTPUT/validation, with this share of the videos of each class (0.2)",
-    )
-    what.add_argument(
-        "--group-by",
-        metavar="HOW",
-        help="hold out whole groups (recordings, persons): folder:2 (of each path), column:NAME, name:REGEX",
-    )
+    what.add_argument("--split", action="append", default=[], type=_split, metavar="NAME=LIST",
+        help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split")  # fmt: skip
+    what.add_argument("--hold-out", type=float, metavar="SHARE",
+        help="create OUTPUT/train and OUTPUT/validation, with this share of each class, such as 0.2")  # fmt: skip
+    what.add_argument("--group-by", metavar="HOW",
+        help="hold out whole groups (recordings, persons): folder:2 of paths, column:NAME, name:REGEX")  # fmt: skip
     what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
     how = parser.add_argument_group("how to store it")
     how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
     for option in fields(Settings):
-        argument = {name: value for name, value in option.metadata.items() if name != "minimum"}
-        how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **argument)
+        how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **option.metadata)
     run = parser.add_argument_group("how to run")
-    run.add_argument("--workers", type=int, default=count_cpus(), help="worker processes (default: one per core)")
-    run.add_argument("--timeout", type=float, default=900, help="seconds for a video without progress (default 900)")
-    run.add_argument("--max-rejects", type=float, default=0.1, help="tolerated fraction of rejects (default 0.1)")
+    run.add_argument(
+        "--workers", type=between(1), default=count_cpus(), help="worker processes (default: one per core)"
+    )
+    seconds, fraction = between(0.001, MAX_TIMEOUT_S, float), between(0, 1, float)
+    run.add_argument("--timeout", type=seconds, default=900, help="seconds for a video without progress (default 900)")
+    run.add_argument("--max-rejects", type=fraction, default=0.1, help="tolerated fraction of rejects (default 0.1)")
     run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
     run.add_argument("--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
@@ -106,12 +93,10 @@ def _split(text: str) -> tuple[str, str]:
 
 def choose_settings(arguments: argparse.Namespace) -> Settings:
     """Return the preset's settings, overridden by the given options."""
-    given = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
-    given = {name: value for name, value in given.items() if value is not None}
-    if arguments.encode == COPY:
-        for name in ENCODING:
-            if name in given:
-                raise InputError(f"--encode copy keeps every byte: it cannot go with --{name.replace('_', '-')}")
+    names = (field.name for field in fields(Settings))
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.encode == COPY and (useless := [name for name in ENCODING if name in given]):
+        raise InputError(f"--encode copy keeps every byte: it cannot go with --{useless[0].replace('_', '-')}")
     purpose = dict(PURPOSES[arguments.purpose])
     if arguments.encode not in (None, "h264"):
         purpose.pop("quality", None)  # it is meant on x264's scale
@@ -128,9 +113,6 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     has_labels = arguments.label_column or arguments.unlabeled
     copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
     mistakes = {
-        "--workers must be at least 1": arguments.workers < 1,
-        f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:g}": not 0 < arguments.timeout <= MAX_TIMEOUT_S,
-        "--max-rejects must be 0 to 1": not 0 <= arguments.max_rejects <= 1,
         "--split names must differ": len(set(splits)) < len(splits),
         "--hold-out is a share between 0 and 1 of a folder or a list, without --split": wrong_share,
         "--group-by says what --hold-out keeps together: give both": arguments.group_by and share is None,
@@ -186,36 +168,31 @@ def read_splits(
         for note in (*inputs.notes, inputs.describe()):
             log(note)
         inputs.require_usable(arguments.max_rejects, where)
-        for note in warn_of_short_videos(inputs.choose(MAX_PROBED), settings):
-            log(note, sys.stderr)
+        warn_of_short_videos(inputs.choose(MAX_PROBED), settings)
     return splits
 
 
 def make_dataset(
-    folder: Path, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
+    build: Build, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
 ) -> int:
     """Create, resume or extend one dataset; return the exit code."""
-    part, num_parts = arguments.part
-    build = Build(folder, choose_settings(arguments), (part - 1, num_parts))
     run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
     with build.lock():
-        skipped.write(folder / SKIPPED_FILE)
+        skipped.write(build.folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes):
             with progress_bar(unit="sample", total=sum(map(len, build.list_pending(plan)))) as bar:
-                totals = Counter(frames=0, rejected=0)
+                rejected = 0
                 for outcome in build.run(plan, inputs, run_jobs):
-                    num_frames = outcome.sample.num_frames if outcome.sample else 0
-                    totals.update(frames=num_frames, rejected=outcome.reason is not None)
-                    bar.set_postfix(totals, refresh=False)
+                    rejected += outcome.reason is not None
+                    bar.set_postfix(rejected=rejected, refresh=False)
                     bar.update()
             if (other := build.finish(plan)) is not None:
-                log(
-                    f"part {part} of {num_parts} is done, part {other + 1} is not; the last part to finish completes"
-                    f" {printable(folder)}"
-                )
+                done = "part {} of {} is done".format(*arguments.part)
+                what = f"part {other + 1} is not; the last part to finish completes {printable(build.folder)}"
+                log(f"{done}, {what}")
                 return 0
-            if build.done is None:
+            if not build.info.shards:
                 break
         return conclude(build, arguments.max_rejects, skipped)
 
@@ -228,15 +205,9 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     if len(rejects) > NUM_SHOWN:
         log(f"and {len(rejects) - NUM_SHOWN} more in {build.folder / REJECTED_FILE}", sys.stderr)
     skipped.log()
-    info = build.done
-    if info is None:
+    info = build.info
+    if not info.shards:
         raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
-    for what, name in (("under several names", "duplicates"), ("with several labels", "conflicts")):
-        groups: Any = info.report.get(name)
-        if groups:
-            names = ", ".join(map(printable, groups[0][:3]))
-            found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
-            log(f"{found} {what}; all were kept (the first: {names})", sys.stderr)
     log(
         f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in {len(info.shards)}"
         f" shards, {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
@@ -257,7 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     classes = label_map.names if label_map else []
     names = ["train", VALIDATION] if parsed.hold_out else [name for name, _ in parsed.split] or [""]
     skipped = {name: Skipped() for name in names}
-    folders = {name: Path(parsed.output, name) for name in names}
+    part, num_parts = parsed.part
+    builds = {name: Build(Path(parsed.output, name), settings, (part - 1, num_parts)) for name in names}
     with explain_full_disk():
         splits = read_splits(parsed, settings, label_map, skipped)
         if parsed.dry_run:
@@ -265,15 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 files.log()
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
-            described = filter(is_described, folders.values())
-            known = max((read_dataset_info(folder).classes for folder in described), key=len, default=[])
+            known = max((build.info.classes for build in builds.values()), key=len)
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        code = max(make_dataset(folders[name], parsed, splits[name], classes, skipped[name]) for name in names)
-    for split, held_out in combinations(folders.items(), 2):
-        if is_described(split[1]) and is_described(held_out[1]):  # else another part will complete it
-            warn_of_shared(*split, *held_out)
-    if code == 0 and parsed.part[1] == 1:
-        log(f"next: python doctor.py {printable(folders.get('train', folders[names[0]]))}")
+        code = max(make_dataset(builds[name], parsed, splits[name], classes, skipped[name]) for name in names)
+    for name, held_out in combinations(names, 2):
+        if builds[name].info.shards and builds[held_out].info.shards:  # else another part will complete it
+            warn_of_shared(name, builds[name].folder, held_out, builds[held_out].folder)
+    if code == 0 and num_parts == 1:
+        log(f"next: python doctor.py {printable(builds.get('train', builds[names[0]]).folder)}")
     return code
 
 

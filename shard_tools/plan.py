@@ -5,9 +5,12 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 """
 
 import hashlib
+import io
 import json
 import math
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,11 +19,18 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+import av
+import fsspec
+import numpy as np
+
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from shard_tools.inputs import Item, Segment
+from common.logging import log
+from model.config import ModelConfig
+from pipeline.decoding.containers import main_stream, open_video
+from pipeline.planning.plan import largest_stride
+from shard_tools.inputs import Item, Location, Segment
 from shard_tools.inputs.item import join_name
-from shard_tools.probe import THREADS, probe_header
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
 from shard_tools.work import Entry
@@ -28,6 +38,8 @@ from shard_tools.work import Entry
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 SHARD_NAME = "shard-{:06d}.tar"
 PROBED_AT_ONCE = 4096
+THREADS = 16  # they wait for the disk, or for the network
+MAX_PROBED = 1000  # videos whose lengths are looked at: a second
 
 
 class Plan:
@@ -93,20 +105,18 @@ def assign_shards(
     table.insert("items", map(make_row, items), 3)
     ((count,),) = table.run("SELECT count(*) FROM items")
     num_shards = math.ceil(count / settings.samples_per_shard)
-    table.database.execute(
-        """CREATE TABLE entries AS SELECT *, (position * :num_shards - 1) / :count + :first AS shard
-            FROM (SELECT source, entry, row_number() OVER (ORDER BY shuffle_key) AS position FROM items)""",
-        {"count": count, "num_shards": num_shards, "first": first},
-    )
-    rows = table.run("""SELECT source, entry, shard, position FROM entries
+    bounds = [number * count // num_shards for number in range(num_shards + 1)] if count else []
+    counts = {SHARD_NAME.format(first + shard): end - start for shard, (start, end) in enumerate(pairwise(bounds))}
+    rows = table.run("""SELECT source, entry, position
+        FROM (SELECT *, row_number() OVER (ORDER BY shuffle_key) AS position FROM items)
         ORDER BY min(position) OVER (PARTITION BY source), position""")
     entries = (
-        Entry(*json.loads(entry))._replace(shard=SHARD_NAME.format(shard), position=position)
-        for _, entry, shard, position in rows
+        Entry(*json.loads(entry))._replace(
+            shard=SHARD_NAME.format(first + (position * num_shards - 1) // count), position=position
+        )
+        for _, entry, position in rows
     )
-    videos = (list(video) for _, video in groupby(entries, attrgetter("source")))
-    counts = table.run("SELECT shard, count(*) FROM entries GROUP BY shard ORDER BY shard")
-    return {SHARD_NAME.format(shard): num_entries for shard, num_entries in counts}, videos
+    return counts, (list(video) for _, video in groupby(entries, attrgetter("source")))
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
@@ -121,9 +131,51 @@ def make_key(source: str, segment: str = "") -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
+def probe_header(location: Location, fps: float | None = None) -> tuple[float, float]:
+    """Return a video's seconds and frames per second by its header, 0 if unknown; `fps`: of folders of frames."""
+    try:
+        if fps and isinstance(location, str) and os.path.isdir(location):
+            return len(os.listdir(location)) / fps, fps
+        file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
+        with file as content, open_video(content) as container:
+            stream = main_stream(container)
+            rate = float((stream and (stream.average_rate or stream.guessed_rate)) or 0)
+            if container.duration is None and stream and rate:  # as recorders write WebM
+                return sum(packet.size > 0 for packet in container.demux(stream)) / rate, rate
+            return (container.duration or 0) / av.time_base, rate
+    except (av.error.FFmpegError, OSError, ValueError):
+        return 0.0, 0.0
+
+
+def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
+    """Warn if some of these would be stored with fewer frames than a clip has, and a smaller stride would help."""
+    tried, num_frames = list(items), ModelConfig.num_frames
+    with ThreadPoolExecutor(THREADS) as threads:
+        headers = threads.map(probe_header, (item.location for item in tried))
+        counts = [count_source_frames(*each, settings.clip_seconds) for each in zip(tried, headers, strict=True)]
+    frames = np.array([count for count in counts if count], dtype=np.int64)
+    stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
+    if settings.fps or not len(frames) or (wanted := largest_stride(frames, num_frames)) >= stride:
+        return
+    short = int((-(-frames // stride) < num_frames).sum())
+    log(
+        f"WARNING: {short} of {len(frames)} videos would have fewer than {num_frames} frames, of which one of every"
+        f" {stride} is stored: give --frame-stride {wanted}, and train with data.frame_stride={wanted}",
+        sys.stderr,
+    )
+
+
+def count_source_frames(item: Item, header: tuple[float, float], clip_seconds: float | None) -> int:
+    """Return the frames of a video, a segment or a piece by the header; 0 if it does not say."""
+    start, end, in_frames, _ = item.segment or Segment(0, clip_seconds or math.inf)
+    seconds, fps = header
+    rate = 1 if in_frames else fps
+    length = min(end * rate, seconds * fps or math.inf) - start * rate if rate else 0
+    return round(length) if 0 < length < math.inf else 0
+
+
 def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[Item]:
-    """Turn videos of which no segment is asked for into segments of clip_seconds by their headers; the last one, of a
-    half to one and a half of it, ends with the video."""
+    """Turn whole videos into segments of clip_seconds by their headers; the last has a half to one and a half of it."""
     if (length := settings.clip_seconds) is None:
         yield from items
         return
@@ -131,7 +183,7 @@ def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[Item]:
     def split(video: list[Item]) -> list[Item]:
         if len(video) > 1 or video[0].segment:
             return video
-        count = round(probe_header(video[0].location, settings.fps).seconds / length)
+        count = round(probe_header(video[0].location, settings.fps)[0] / length)
         bounds = [*(number * length for number in range(max(1, count))), math.inf]
         return [video[0]._replace(segment=Segment(*ends)) for ends in pairwise(bounds)] if count > 1 else video
 

@@ -1,10 +1,10 @@
 """What can be chosen about shards, and the presets behind `--for`."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from common.errors import InputError
+from common.arguments import between
 from shard_tools.encoding.codecs import CODECS, TUNES
 
 COPY = "copy"
@@ -14,12 +14,13 @@ PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "sl
 ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
 
 
-def _option(default: Any, text: str, minimum: int | None = None, **argument: Any) -> Any:
-    """Declare a field that is an option of the command; `argument`: argparse's, `minimum` None: above 0, and finite."""
-    return field(default=default, metadata={"help": text, "minimum": minimum, **argument})
+def _option(default: Any, text: str, **argument: Any) -> Any:
+    """Declare a field that is an option of the command; `argument`: argparse's."""
+    return field(default=default, metadata={"help": text, **argument})
 
 
-_count = partial(_option, minimum=1, type=int, metavar="N")
+_count = partial(_option, type=between(1), metavar="N")
+_positive = partial(_option, type=between(0.001, kind=float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +29,19 @@ class Settings:
 
     encode: str = _option("h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY])
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
-    fps: float | None = _option(
-        None, "frames per second to keep, by the largest stride per video; of folders of frames, their rate", type=float
+    fps: float | None = _positive(
+        None, "frames per second to keep, by the largest stride per video; of folders of frames, their rate"
     )
-    short_side: int | None = _count(256, "maximum short side in pixels (default 256)", minimum=16, metavar="PIXELS")
+    short_side: int | None = _count(256, "maximum short side (default 256)", type=between(16), metavar="PIXELS")
     gop: int = _count(8, "frames per group of pictures (default 8)")
-    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", minimum=0)
+    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", type=between(0, 63))
     preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
     tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
-    clip_seconds: float | None = _option(
-        None, "cut videos into samples of this length; segments of a list stay as they are", type=float
+    clip_seconds: float | None = _positive(
+        None, "cut videos into samples of this length; segments of a list stay as they are"
     )
-    seed: int = _count(0, "seed of the global shuffle (default 0)", minimum=0)
+    seed: int = _count(0, "seed of the global shuffle (default 0)", type=between(0))
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
-
-    def __post_init__(self) -> None:
-        for option in fields(self):
-            value, minimum = getattr(self, option.name), option.metadata["minimum"]
-            if isinstance(value, int | float):
-                name = f"--{option.name.replace('_', '-')}"
-                if minimum is None and not 0 < value < float("inf"):
-                    raise InputError(f"{name} must be above 0, not {value}")
-                if minimum is not None and value < minimum:
-                    raise InputError(f"{name} must be at least {minimum}, not {value}")
-        if self.quality is not None and self.quality > 63:
-            raise InputError(f"--quality must be between 0 (best) and 63, not {self.quality}")
 
     def to_json(self) -> dict[str, Any]:
         """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""

@@ -40,17 +40,16 @@ def parse_group_by(text: str) -> GroupOf:
             f"--group-by is {text}: give folder:1 (the first folder of each path), column:NAME (of the list), or"
             " name:REGEX, such as 'name:person[0-9]+'"
         )
+    if kind == "folder":
+        what = rf"^(?:[^/]*/){{{max(0, int(what) - 1)}}}([^/]*)/"
     try:
-        pattern = re.compile(what if kind == "name" else "")
+        pattern = re.compile("" if kind == "column" else what)
     except re.error as error:
         raise InputError(f"--group-by {text} is no regular expression: {error}") from error
 
     def group_of(source: str, fields: dict[str, Any]) -> str:
-        if kind == "name":
-            match = pattern.search(source)
-            group = match and match[min(1, pattern.groups)]
-        else:
-            group = fields.get(what) if kind == "column" else dict(enumerate(source.split("/")[:-1], 1)).get(int(what))
+        match = pattern.search(source)
+        group = fields.get(what) if kind == "column" else match and match[min(1, pattern.groups)]
         if group is None:
             columns = f" (its columns: {', '.join(fields) or 'none'})" if kind == "column" else ""
             raise InputError(
@@ -99,13 +98,13 @@ def warn_of_shared(other_name: str, other_folder: Path, name: str, folder: Path)
 def find_shared(one: ShardDataset, other: ShardDataset) -> Iterator[tuple[str, str, str]]:
     """Yield the source of each video of `one` that one of `other` equals or looks like, the source of that, and why."""
     copies = {bytes(digest): index for index, digest in enumerate(other.column("sha256"))}
-    found = {index: (copies.get(bytes(digest)), "the same bytes") for index, digest in enumerate(one.column("sha256"))}
-    others = _hash_videos(other)
-    for index, bits in _hash_videos(one).items() if others else ():
-        difference = np.bitwise_count(bits ^ np.stack(list(others.values()))).sum(axis=1, dtype=int)
-        if found[index][0] is None and difference.min() <= MAX_DIFFERENCE:
-            found[index] = list(others)[difference.argmin()], f"{difference.min()} of 192 bits differ"
-    for index, (place, why) in found.items():
+    hashes, others = _hash_videos(one), _hash_videos(other)
+    for index, digest in enumerate(one.column("sha256")):
+        place, why = copies.get(bytes(digest)), "the same bytes"
+        if place is None and others and index in hashes:
+            differences = np.bitwise_count(hashes[index] ^ np.stack(list(others.values()))).sum(axis=1, dtype=int)
+            if differences.min() <= MAX_DIFFERENCE:
+                place, why = list(others)[differences.argmin()], f"{differences.min()} of 192 bits differ"
         if place is not None:
             yield one.samples[index].source, other.samples[place].source, why
 

@@ -12,26 +12,25 @@ import argparse
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import cast
 
-from common.errors import InputError, require_positive, run_command
+from common.errors import run_command
 
 # isort: split
 import av
 import numpy as np
-from av.video.stream import VideoStream
 from jaxtyping import UInt8
+from numpy.typing import ArrayLike
 from PIL import Image
 
-from common.arguments import ArgumentParser
+from common.arguments import ArgumentParser, between
 from common.logging import log
 from common.progress import progress_bar
-from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
+from shard_tools.encoding.codecs import CODECS, CONTAINER
+from shard_tools.encoding.encode import VideoWriter
+from shard_tools.settings import Settings
 
-Box = tuple[float, ...]  # x0, y0, x1, y1, and how far it moves to the next frame along x and y, in pixels
-Boxes = list[list[float]]  # of what moves in a frame
 Frame = UInt8[np.ndarray, "H W 3"]
 
 _ROOT = math.sqrt(0.5)
@@ -45,24 +44,6 @@ GRID = 4  # cells per side: 12 bits of frame number, 4 bits of checksum
 GRID_FRACTION = 20  # a cell is 1/20 of the picture's width and height: the grid covers 1/5 of each
 MAX_FRAMES = 2**12
 MIN_SIDE = 48  # pixels: below, cells of the grid are too small to read
-
-
-@dataclass(frozen=True, slots=True)
-class Sprite:
-    """A textured object. Position and velocity are in pixels and pixels per frame, of its top left corner."""
-
-    picture: Image.Image
-    shape: Image.Image  # a mask of the same size
-    start: tuple[float, float]
-    velocity: tuple[float, float]
-
-    def paste(self, canvas: Image.Image, frame: int) -> Box:
-        """Draw it as it stands at `frame`; what leaves the picture comes back on the other side."""
-        size = np.array(self.picture.size)
-        corner = np.array(self.start) + frame * np.array(self.velocity)
-        left, top = (corner % (canvas.size + size) - size).round().astype(int).tolist()
-        canvas.paste(self.picture, (left, top), self.shape)
-        return left, top, left + self.picture.width, top + self.picture.height, *self.velocity
 
 
 def make_texture(rng: np.random.Generator, width: int, height: int, contrast: float) -> Frame:
@@ -80,23 +61,25 @@ def make_texture(rng: np.random.Generator, width: int, height: int, contrast: fl
     return np.clip(middle + contrast * field, 0, 255).astype(np.uint8)
 
 
-def _make_sprite(rng: np.random.Generator, width: int, height: int, velocity: tuple[float, float]) -> Sprite:
-    """Make an ellipse or a box of random size, texture and position."""
-    side = min(width, height)
-    w, h = (max(4, round(side * rng.uniform(0.16, 0.32))) for _ in range(2))
-    y, x = np.mgrid[:h, :w]
-    inside = ((x + 0.5) / w * 2 - 1) ** 2 + ((y + 0.5) / h * 2 - 1) ** 2 <= 1
-    shape = inside if rng.random() < 0.5 else np.ones((h, w), bool)
-    start = (rng.uniform(w, width), rng.uniform(h, height))
-    picture = Image.fromarray(make_texture(rng, w, h, contrast=45))
-    return Sprite(picture, Image.fromarray(np.uint8(255 * shape)), start, velocity)
+class Sprite:
+    """A textured ellipse or box of random size, texture and place. `velocity` is in pixels per frame."""
 
+    def __init__(self, rng: np.random.Generator, width: int, height: int, velocity: ArrayLike = (0, 0)):
+        side = min(width, height)
+        w, h = (max(4, round(side * rng.uniform(0.16, 0.32))) for _ in range(2))
+        y, x = np.mgrid[:h, :w]
+        inside = ((x + 0.5) / w * 2 - 1) ** 2 + ((y + 0.5) / h * 2 - 1) ** 2 <= 1
+        self.shape = Image.fromarray(np.uint8(255 * (inside if rng.random() < 0.5 else np.ones((h, w)))))
+        self.start = np.array([rng.uniform(w, width), rng.uniform(h, height)])  # of its top left corner, pixels
+        self.picture, self.velocity = Image.fromarray(make_texture(rng, w, h, contrast=45)), np.array(velocity)
 
-def _clip(boxes: list[Box], size: tuple[int, int]) -> Boxes:
-    """Return the visible parts of boxes in a picture of `size` (width, height)."""
-    visible = np.array(boxes, float).reshape(-1, 6)
-    visible[:, :4] = visible[:, :4].clip(0, (*size, *size))
-    return [box for box in visible.tolist() if box[0] < box[2] and box[1] < box[3]]
+    def paste(self, canvas: Image.Image, frame: int) -> list[float]:
+        """Draw it as it stands at `frame`; what leaves the picture comes back on the other side. Return x0, y0, x1, y1
+        of its visible part, and how far it moves to the next frame along x and y, in pixels."""
+        size = np.array(self.picture.size)
+        corner = ((self.start + frame * self.velocity) % (canvas.size + size) - size).round()
+        canvas.paste(self.picture, (int(corner[0]), int(corner[1])), self.shape)
+        return [*np.clip([corner, corner + size], 0, canvas.size).ravel().tolist(), *self.velocity.tolist()]
 
 
 def check_bits(number: int) -> int:
@@ -116,57 +99,36 @@ def draw_frame_number(frame: np.ndarray, number: int) -> None:
 
 def draw_directions(
     rng: np.random.Generator, class_name: str, size: tuple[int, int], num_frames: int
-) -> Iterator[tuple[Frame, Boxes]]:
-    """Yield frames of DIRECTIONS, each with the boxes of what moves in it.
+) -> Iterator[tuple[Frame, list[list[float]]]]:
+    """Yield frames of DIRECTIONS, each with the boxes of what moves in it, as Sprite.paste returns them.
 
     `size` is (width, height) in pixels. Objects cross a quarter to the whole of the picture per second.
     """
-    x, y = DIRECTIONS[class_name]
+    direction = np.array(DIRECTIONS[class_name])
     still = Image.fromarray(make_texture(rng, *size, contrast=28))
     for _ in range(rng.integers(1, 4)):
-        _make_sprite(rng, *size, velocity=(0, 0)).paste(still, 0)
+        Sprite(rng, *size).paste(still, 0)
     movers = []
     for _ in range(rng.integers(1, 4)):
         speed = min(size) * rng.uniform(0.25, 1.0) / FPS
-        movers.append(_make_sprite(rng, *size, (x * speed, y * speed)))
+        movers.append(Sprite(rng, *size, direction * speed))
     for number in range(num_frames):
         picture = still.copy()
         boxes = [mover.paste(picture, number) for mover in movers]
         frame = np.array(picture)
         draw_frame_number(frame, number)
-        yield frame, _clip(boxes, size)
+        yield frame, [box for box in boxes if box[0] < box[2] and box[1] < box[3]]
 
 
-def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], codec_name: str) -> None:
+def write_video(path: Path, frames: Iterable[Frame], size: tuple[int, int], codec: str) -> None:
     """Encode frames as a camera or a web site would: long groups, default options."""
-    codec = CODECS[codec_name]
-    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as output:
-        options = codec.fill_options(48, max(2, codec.default_quality - 5), "veryfast", "size")
-        stream = cast(VideoStream, output.add_stream(codec.encoder, rate=FPS, options=options))
-        stream.width, stream.height = size
-        stream.pix_fmt = codec.pixel_format
-        stream.thread_count = 1
-        open_encoder(stream.codec_context)
-        for picture in frames:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        output.mux(stream.encode(None))
-
-
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("output", type=Path, help="folder to write to")
-    parser.add_argument("--classes", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS)[:4], metavar="CLASS",
-        help=f"of {', '.join(DIRECTIONS)} (default: the first four)")  # fmt: skip
-    parser.add_argument("--num-videos", type=int, default=64)
-    parser.add_argument("--num-frames", type=int, default=64, help="frames per video")
-    parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
-    parser.add_argument("--codec", choices=CODECS, default="h264")
-    parser.add_argument("--seed", type=int, default=0, help="another one gives videos for a test set")
-    parsed = parser.parse_args(arguments)
-    require_positive(parsed, "num_videos", "num_frames")
-    if parsed.seed < 0 or parsed.num_frames > MAX_FRAMES:
-        raise InputError(f"--seed must be at least 0, --num-frames at most {MAX_FRAMES}")
-    return parsed
+    quality = max(2, CODECS[codec].default_quality - 5)
+    writer = VideoWriter(
+        path, Settings(codec, gop=48, quality=quality, tune="size"), Fraction(FPS), size, fragment=False
+    )
+    for picture in frames:
+        writer.write(av.VideoFrame.from_ndarray(picture, format="rgb24"))
+    writer.close()
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -181,7 +143,16 @@ def _size(text: str) -> tuple[int, int]:
 
 def main(arguments: list[str] | None = None) -> None:
     av.logging.set_level(None)
-    parsed = parse_arguments(arguments)
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("output", type=Path, help="folder to write to")
+    parser.add_argument("--classes", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS)[:4], metavar="CLASS",
+        help=f"of {', '.join(DIRECTIONS)} (default: the first four)")  # fmt: skip
+    parser.add_argument("--num-videos", type=between(1), default=64)
+    parser.add_argument("--num-frames", type=between(1, MAX_FRAMES), default=64, help="frames per video")
+    parser.add_argument("--size", type=_size, default=(96, 96), help="pixels: 96 or 320x240 (default 96)")
+    parser.add_argument("--codec", choices=CODECS, default="h264")
+    parser.add_argument("--seed", type=between(0), default=0, help="another one gives videos for a test set")
+    parsed = parser.parse_args(arguments)
     width, height = parsed.size
     for index in progress_bar(range(parsed.num_videos), unit="video"):
         name = parsed.classes[index % len(parsed.classes)]

@@ -23,9 +23,9 @@ import msgspec
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
 from pipeline.shards.format import Sample
-from shard_tools.encoding.encode import store_segments
-from shard_tools.encoding.frames import list_frames
+from shard_tools.encoding.encode import StoredVideo, staged_file, store_segments
 from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.source import list_frames
 from shard_tools.inputs import Location, Segment
 from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
@@ -52,8 +52,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one video is to become: `entries` by where their results go, without extension; the samples' key is the name
-    of that."""
+    """What one video is to become: `entries` by where their results go, without extension, under the samples' key."""
 
     location: Location | None  # None: it was there when the run began, and is gone now
     entries: dict[Path, Entry]
@@ -131,45 +130,41 @@ def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path,
     """Yield the outcome of each missing entry: an error costs those that were not yielded yet, and says why."""
     left = dict(missing)
     try:
-        for stem, result in _make_samples(job, missing):
-            entry = left.pop(stem)
-            yield stem, Outcome(entry, reason=str(result)) if isinstance(result, Exception) else Outcome(entry, *result)
+        if job.location is None:
+            raise UnusableError("it was there when the run began, and is gone now")
+        with local_copy(job.location, next(iter(missing)).parent) as path:
+            source = hash_source(path)
+            segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in missing.items()}
+            for stem, result in store_segments(path, segments, job.settings, restart_timer):
+                if isinstance(result, UnusableError):
+                    outcome = Outcome(left[stem], reason=str(result))
+                else:
+                    outcome = _make_outcome(job, stem, path, source, result)
+                del left[stem]
+                yield stem, outcome
     except Exception as error:
         yield from ((stem, Outcome(entry, reason=explain(error))) for stem, entry in left.items())
 
 
-def _make_samples(job: Job, entries: dict[Path, Entry]) -> Iterator[tuple[Path, tuple[Sample, str] | UnusableError]]:
-    if job.location is None:
-        raise UnusableError("it was there when the run began, and is gone now")
-    with local_copy(job.location, next(iter(entries)).parent) as path:
-        source_hash, source_size = hash_source(path)
-        # A worker whose parent was killed may still be at it when the next run begins: each writes its own files.
-        stems = {stem.with_name(f"{stem.name}-{os.getpid()}"): stem for stem in entries}
-        segments = {aside: entries[stem].segment for aside, stem in stems.items()}
-        parsed = {aside: Segment.parse(text) if text else None for aside, text in segments.items()}
-        for aside, result in store_segments(path, parsed, job.settings, restart_timer):
-            stem, entry = stems[aside], entries[stems[aside]]
-            if isinstance(result, UnusableError):
-                yield stem, result
-                continue
-            facts = result._asdict()
-            kept: Path = facts.pop("path")
-            if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
-                kept = aside.with_name(f"{aside.name}.{result.container}")
-                shutil.copyfile(path, kept)
-            sample = Sample(
-                key=stem.name,
-                **facts,
-                labels=None if entry.labels is None else tuple(entry.labels),
-                source=entry.source,
-                sha256=source_hash if result.path == path else hash_file(kept),
-                size=kept.stat().st_size,
-                source_sha256=source_hash,
-                source_size=source_size,
-                segment=entry.segment,
-                fields=json.loads(entry.fields) if entry.fields else {},
-            )
-            yield stem, (sample, str(kept))
+def _make_outcome(job: Job, stem: Path, path: Path, source: tuple[str, int], stored: StoredVideo) -> Outcome:
+    """Describe what is stored of the `source`, of this hash and size, at `path`."""
+    entry, facts = job.entries[stem], stored._asdict()
+    kept: Path = facts.pop("path")
+    if kept == path and str(path) != job.location:  # the temporary copy itself is to be kept
+        kept = shutil.copyfile(path, staged_file(stem, stored.container))
+    sample = Sample(
+        key=stem.name,
+        **facts,
+        labels=None if entry.labels is None else tuple(entry.labels),
+        source=entry.source,
+        sha256=source[0] if stored.path == path else hash_file(kept),
+        size=kept.stat().st_size,
+        source_sha256=source[0],
+        source_size=source[1],
+        segment=entry.segment,
+        fields=json.loads(entry.fields) if entry.fields else {},
+    )
+    return Outcome(entry, sample, str(kept))
 
 
 def hash_source(path: Path) -> tuple[str, int]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -23,14 +23,6 @@ ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 
 RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The result of a job whose worker died or took too long."""
-
-    reason: str
-    timed_out: bool = False
 
 
 def call_with_timer(function: Callable[[Any], Any], timeout: float, job: Any) -> Any:
@@ -135,16 +127,15 @@ def run_jobs(
     num_workers: int,
     timeout: float,
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` to jobs, of which each may take `timeout` seconds without progress; yield (job, result) as they
-    come."""
-    waiting = ((job, 1) for job in jobs)  # with the number of the attempt
-    retries: list[tuple[Any, int]] = []
+    """Apply `function` to jobs, each of which may take `timeout` seconds without progress; yield (job, result), as they
+    come. The result is the reason where the worker died or took too long."""
+    tasks: Iterator[tuple[Any, int]] = ((job, 1) for job in jobs)  # with the number of the attempt
     running: dict[Future[Any], tuple[Any, int]] = {}
     engine = make_engine(partial(call_with_timer, function, timeout), num_workers)
     try:
         while True:
             # No more than there are workers: each starts at once.
-            while len(running) < engine.capacity and (task := retries.pop() if retries else next(waiting, None)):
+            while len(running) < engine.capacity and (task := next(tasks, None)):
                 running[engine.submit(task[0])] = task
             if not running:
                 return
@@ -155,14 +146,14 @@ def run_jobs(
                 elif not isinstance(error, engine.crashes):
                     raise error
                 elif (code := getattr(error, "exitcode", None)) == -signal.SIGALRM:
-                    yield job, Failed(f"it made no progress for {timeout:g} seconds", timed_out=True)
+                    yield job, f"it made no progress for {timeout:g} seconds: raise --timeout"
                 elif attempt < ATTEMPTS:
-                    retries.append((job, attempt + 1))
+                    tasks = chain([(job, attempt + 1)], tasks)
                 else:  # of a cluster's processes nobody says more
                     cause = f", or made no progress for {timeout:g} seconds"
                     if code is not None:
                         cause = f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
-                    yield job, Failed(f"the process that worked on it died{cause}")
+                    yield job, f"the process that worked on it died{cause}"
     finally:
         engine.stop()
 

@@ -1,4 +1,4 @@
-"""Write shards (tar, samples.jsonl), and from what lies beside them the tables and `dataset.json`.
+"""Write shards (tar, samples.jsonl), and from what lies beside them the tables, `dataset.json` and a data card.
 
 Each file exists whole or not at all. Files of tables are named by their content and never change; `dataset.json` says
 which ones count, and is replaced atomically. So readers continue with what they have opened, and a run that is killed
@@ -11,6 +11,8 @@ import io
 import json
 import mmap
 import tarfile
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +21,11 @@ import numpy as np
 
 from common.atomic_io import atomic_write, hash_file, sync, write_text
 from common.errors import InputError
+from common.logging import printable
 from common.progress import progress_bar
 from pipeline.shards.arrays import CONTAINER
 from pipeline.shards.format import (
+    CARD_FILE,
     DATASET_FILE,
     SCHEMA_VERSION,
     SHARD,
@@ -38,6 +42,31 @@ from pipeline.shards.index import RowWriter
 
 TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
+CARD = """---
+configs:
+- config_name: default
+  data_files: "*.tar"
+---
+# {num_samples} video clips
+
+{num_frames} frames, {hours:.2f} hours, {megabytes:.1f} MB in {num_shards} shards of {codecs}. Made by AdaMAE's
+`make_shards.py`; `dataset.json` has all settings, `rejected.jsonl` what could not be used, with the reasons.
+
+Each sample is `<key>.<container>`, the video, and `<key>.json`: `labels` (class ids, numbers from 0 in the list below;
+null: unlabeled), `num_frames`, `fps`, `width`, `height`, `source`, `segment` and `start` (seconds) in it, and `fields`
+(what else the input said: captions, …).
+
+```python
+import datasets  # with torchcodec, or video.cast_column("{container}", datasets.Video(decode=False)) for the bytes
+video = datasets.load_dataset("FOLDER", split="train")
+
+import glob, webdataset
+for sample in webdataset.WebDataset(sorted(glob.glob("FOLDER/*.tar")), shardshuffle=False).decode():
+    sample["json"]["labels"], sample["{container}"]  # bytes
+```
+
+{classes}
+"""
 Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
 
 
@@ -144,6 +173,46 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables={name: table.finish() for name, table in tables.items()},
         schema_version=SCHEMA_VERSION,
     )
+
+
+def describe_samples(
+    samples: Iterable[Sample], shards: list[ShardInfo], classes: list[str], settings: dict[str, Any], num_rejected: int
+) -> DatasetInfo:
+    """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
+    num_samples = num_frames = 0
+    seconds, histogram = 0.0, Counter[str]()
+    for sample in samples:
+        num_samples += 1
+        num_frames += sample.num_frames
+        histogram.update(classes[label] for label in sample.labels or ())
+        seconds += sample.num_frames / sample.fps
+    return DatasetInfo(
+        num_samples=num_samples,
+        num_frames=num_frames,
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        classes=classes,
+        encode=settings,
+        shards=shards,
+        num_rejected=num_rejected,
+        report={"hours": round(seconds / 3600, 6), "class_histogram": dict(sorted(histogram.items()))},
+    )
+
+
+def write_card(folder: Path, info: DatasetInfo) -> None:
+    """Write README.md, with which other libraries find the shards and people what is in them."""
+    histogram = info.report.get("class_histogram", {})
+    lines = [f"{number}. {printable(name)}: {histogram.get(name, 0)}" for number, name in enumerate(info.classes)]
+    text = CARD.format(
+        num_samples=info.num_samples,
+        num_frames=info.num_frames,
+        hours=info.report.get("hours", 0.0),
+        megabytes=info.num_bytes / 1e6,
+        num_shards=len(info.shards),
+        codecs=", ".join(f"{name} ({sides.num_samples})" for name, sides in info.codecs.items()),
+        container=info.containers[0],
+        classes="\n".join(["Classes, with their samples:", "", *lines]) if lines else "No labels.",
+    )
+    write_text(folder / CARD_FILE, text)
 
 
 def write_description(folder: Path, info: DatasetInfo) -> None:

@@ -1,7 +1,6 @@
 """`export.py`: weights go out, are read by those they are for, and come back unchanged."""
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ def run_export(*arguments: str | Path) -> None:
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:
+    """Hugging Face's input: frames first, floats already normalized."""
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     return (clip.movedim(4, 2) / 255 - mean) / std
 
@@ -145,22 +145,15 @@ def test_their_processor_makes_the_same_features_of_raw_frames(
     torch.testing.assert_close(features, own, rtol=0, atol=atol * own.abs().max().item())
 
 
-@pytest.mark.parametrize(
-    ("described", "says"),
-    [
-        ("{", "config.json is damaged"),
-        ({"num_hidden_layers": 10**9}, "model.encoder_depth is 1000000000"),
-        ({"hidden_size": [96]}, "does not describe a model"),
-        ({"patch_size": 0}, "model.patch_size is 0"),
-    ],
-    ids=lambda value: value if isinstance(value, dict) else "",
-)
-def test_a_folder_of_hugging_face_with_a_damaged_description(hub: Path, described, says: str) -> None:
+def test_a_folder_of_hugging_face_with_a_damaged_description(hub: Path) -> None:
     file = hub / "config.json"
-    whole = json.loads(file.read_text())
-    file.write_text(described if isinstance(described, str) else json.dumps(whole | described))
-    with pytest.raises(InputError, match=says):
-        pretrained.load(hub)
+    for text, says in (
+        ("{", "config.json is damaged"),
+        ('{"model_type": "videomae"}', "config.json does not say hidden"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=says):
+            pretrained.load(hub)
 
 
 def test_an_import_says_what_the_file_does_not(run: Path, hub: Path, tmp_path: Path, capsys) -> None:

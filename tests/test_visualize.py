@@ -113,22 +113,26 @@ def test_statistics_come_from_the_nearest_most_of_all() -> None:
     assert torch.allclose(found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25]))
 
 
-def test_a_model_that_predicts_pixels_has_one_reconstruction(clip: torch.Tensor) -> None:
+def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
+    """One reconstruction; the error has a range of its own; probabilities are shown over the frames."""
     maps = reconstruct(AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval(), clip)
     assert maps.visible_stats is None
+    maps = maps._replace(probability=torch.zeros(1, 4, 4, 4))
+    maps.probability[0, 2, 1, 3] = 1
     rows = reconstruction.make_rows(maps)
     assert [*rows] == ["frames", "reconstruction", "error", "probability", "mask", "features"]
     assert rows["reconstruction"].label == "reconstruction"
-
-
-def test_the_error_has_its_own_range(clip: torch.Tensor) -> None:
-    maps = reconstruct(AdaMAE(ModelConfig(**CONFIG)).eval(), clip)
     error = maps.error[maps.is_masked]
-    row = reconstruction.make_rows(maps)["error"]
-    assert row.label == f"error (mean {error.mean():.3f})\nblue {error.min():.2f} … yellow {error.max():.2f}"
-    colors = {tuple(color) for color in row.cells.reshape(-1, 3).tolist()}
+    low_to_high = f"blue {error.min():.2f} … yellow {error.max():.2f}"
+    assert rows["error"].label == f"error (mean {error.mean():.3f})\n{low_to_high}"
+    colors = {tuple(color) for color in rows["error"].cells.reshape(-1, 3).tolist()}
     ends = {tuple(color) for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()}
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
+    overlay = rows["probability"].cells.astype(int)
+    assert overlay.shape == (8, 32, 32, 3)
+    high, low = overlay[4, 12, 28], overlay[4, 28, 4]
+    assert high[0] > high[2] + 50, "yellow"
+    assert low[2] > low[0] + 30, "blue"
 
 
 def test_features_are_colored_by_their_principal_components() -> None:
@@ -138,17 +142,6 @@ def test_features_are_colored_by_their_principal_components() -> None:
     assert colors.shape == (2, 4, 4, 3)
     assert abs(int(colors[:, :, :2, 0].mean()) - int(colors[:, :, 2:, 0].mean())) > 200
     assert np.array_equal(reconstruction.color_features(features * 2), colors)
-
-
-def test_probabilities_are_shown_over_the_frames(clip: torch.Tensor) -> None:
-    maps = reconstruct(AdaMAE(ModelConfig(**CONFIG)).eval(), clip)
-    probability = torch.zeros(1, 4, 4, 4)
-    probability[0, 2, 1, 3] = 1
-    overlay = reconstruction.make_rows(maps._replace(probability=probability))["probability"].cells.astype(int)
-    assert overlay.shape == (8, 32, 32, 3)
-    high, low = overlay[4, 12, 28], overlay[4, 28, 4]
-    assert high[0] > high[2] + 50, "yellow"
-    assert low[2] > low[0] + 30, "blue"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from common.errors import InputError, name_disk_errors
 from common.logging import escape
 from common.progress import progress_bar
 from figures.sheet import save_image
-from pipeline.jsonl import JsonlFile
+from pipeline.jsonl import read_jsonl
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed
@@ -202,7 +202,7 @@ def start_wandb(folder: Path, config: TrainConfig) -> Any:
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Read the rows of a metrics.jsonl; a line that no run wrote, or not to its end, is left out."""
-    return [row for row in JsonlFile(file).read() if type(row.get("step")) is int]
+    return [row for row in read_jsonl(file) if type(row.get("step")) is int]
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from common.atomic_io import write_text
 from common.logging import format_duration, printable
-from pipeline.jsonl import JsonlFile
+from pipeline.jsonl import read_jsonl
 from training.config import TrainConfig, changed_keys
 from training.logger import read_rows
 from training.summary import describe_scores, find_result
@@ -37,7 +37,7 @@ CHARTS = [
 def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
     """Write RUN/report.html; reads all of metrics.jsonl: a second for 50,000 rows."""
     rows = read_metrics(run)
-    corrupt = JsonlFile(run / "quarantine.jsonl").read()
+    corrupt = read_jsonl(run / "quarantine.jsonl")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE.read_text())
     images = {"Training curves": plot_curves(rows)} if rows else {}
     images |= {file.stem: file.read_bytes() for file in sorted(run.glob("figures/*.png"))}

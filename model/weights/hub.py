@@ -6,8 +6,6 @@ from pathlib import Path
 from common.errors import InputError
 
 NAME = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")  # user/name, perhaps of a revision
-WEIGHTS = ("*.safetensors", "*.bin")  # the second kind where there is none of the first
-DESCRIPTIONS = ("*.json", "*.yaml")
 TIMM_FILE = "timm.safetensors"  # of the repositories that `push_folder` writes
 
 
@@ -22,19 +20,19 @@ def _download(repo: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        for kind in WEIGHTS:
-            patterns = [kind, *DESCRIPTIONS]
-            folder = Path(
-                snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=[TIMM_FILE])
-            )
-            if any(folder.rglob(kind)):
-                return folder
+        for kind in ("*.safetensors", "*.bin"):  # the second where there is none of the first
+            wanted = [kind, "*.json", "*.yaml"]
+            folder = snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=[TIMM_FILE])
+            if any(Path(folder).rglob(kind)):
+                return Path(folder)
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError) as error:
-        is_offline = isinstance(error, errors.LocalEntryNotFoundError)
+        said, remedy = "you may read", "log in with `hf auth login`"
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            said, remedy = "is in its cache, and it cannot be reached", "connect to the network once"
+        name = f"{repo}@{revision}" if revision else repo
         raise InputError(
-            f"{repo}{f'@{revision}' if revision else ''} is neither a path here nor a model on the Hugging Face Hub"
-            f" that {'is in its cache, and it cannot be reached' if is_offline else 'you may read'}: check the name, or"
-            f" {'connect to the network once' if is_offline else 'log in with `hf auth login`'}"
+            f"{name} is neither a path here nor a model on the Hugging Face Hub that {said}: check the name, or"
+            f" {remedy}"
         ) from error
     raise InputError(f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model")
 

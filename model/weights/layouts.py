@@ -119,17 +119,15 @@ def to_external(
     else:
         layout = {"videomae": VIDEOMAE, "huggingface": HUGGINGFACE}[layout_name]
         state_dict = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
-    starts, in_block = (
-        {name: external for external, name in names.items()} for names in (layout.starts(state_dict), layout.in_block)
-    )
+    both = layout.starts(state_dict), layout.in_block
+    starts, in_block = ({name: external for external, name in names.items()} for names in both)
     state = {}
     for name, value in state_dict.items():
         external = _rename(name, starts, in_block)
         if name == TOKENIZER:
             side = math.isqrt(value.shape[1] // (in_channels * tubelet_size))
-            value = rearrange(
-                value, "d (t h w c) -> d c t h w", t=tubelet_size, h=side, w=side, c=in_channels
-            ).contiguous()
+            sides = {"t": tubelet_size, "h": side, "w": side, "c": in_channels}
+            value = rearrange(value, "d (t h w c) -> d c t h w", **sides).contiguous()
         value = value[(None,) * LEADING_ONES.get(name, 0)]
         if layout is HUGGINGFACE and name.endswith("attn.qkv.weight"):
             for part, weight in zip(("query", "key", "value"), value.chunk(3), strict=True):
@@ -139,12 +137,10 @@ def to_external(
     return state
 
 
-def to_timm(
-    state_dict: StateDict, positions: Float[Tensor, "N D"], tubelet_size: int, in_channels: int = 3
-) -> StateDict:
-    """Convert tokenizer and encoder to timm's VisionTransformer, for still images: all frames of a tubelet are the same
-    image. positions: of the tokens of one tubelet."""
-    kernel = to_external({TOKENIZER: state_dict[TOKENIZER]}, "videomae", tubelet_size, in_channels)
+def to_timm(state_dict: StateDict, positions: Float[Tensor, "N D"], tubelet_size: int) -> StateDict:
+    """Convert tokenizer and encoder, of RGB, to timm's VisionTransformer for still images: all frames of a tubelet are
+    the same image. positions: of the tokens of one tubelet."""
+    kernel = to_external({TOKENIZER: state_dict[TOKENIZER]}, "videomae", tubelet_size)
     state = {
         "pos_embed": positions[None],
         "patch_embed.proj.weight": kernel["patch_embed.proj.weight"].sum(2),

@@ -152,7 +152,6 @@ def run_config(run: Path) -> dict[str, Any]:
 
 
 def config_of_run(run: Path) -> ModelConfig:
-    """Read the model's configuration of a run directory; raises InputError where it cannot be read."""
     return _parse_config(run_config(run)["model"], run / "config.yaml")
 
 

@@ -56,7 +56,7 @@ class ImageTeacher(nn.Module):
         size: dict[str, Any] = {} if side is None else {"img_size": side}
         name = f"local-dir:{config.teacher}"
         self.encoder: Any = timm.create_model(name, pretrained=not _is_structure_only(), num_classes=0, **size)
-        known = self.encoder.pretrained_cfg
+        known: Any = self.encoder.pretrained_cfg
         self.size = (side, side) if side else tuple(known["input_size"][1:])
         self.tubelet_size = config.tubelet_size
         for name in ("mean", "std"):

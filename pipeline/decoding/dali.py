@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,6 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
 from pipeline.video_error import VideoError
 
-# What fn.decoders.video in DALI 2.4 takes, by FFmpeg's names; which of the latter a GPU has depends on its generation.
-CPU_CODECS = frozenset({"vp8", "vp9", "mjpeg"})
-GPU_CODECS = frozenset({"h264", "hevc", "av1", "vp8", "vp9", "mpeg4"})
 # Side by side: one keeps 14 % of the NVDEC engines of an H100 busy, seven 89 % (NVIDIA/DALI#6387).
 GPU_PIPELINES = 8
 PROBED_SAMPLES = 1000  # the first ones of a dataset, among which one of each codec is looked for
@@ -34,16 +32,6 @@ NVDEC = "libnvcuvid.so.1"
 PROBES = 3  # videos of a codec that are tried: one may be corrupt
 SHARE_STEP = 1 / 16
 MIN_WAIT_S = 0.002  # shorter waits say nothing
-
-
-@lru_cache
-def find_dali_fault() -> str:
-    """Return why DALI cannot be imported, "" if it can: installed without what it depends on, it is of no use."""
-    try:
-        from nvidia.dali import Pipeline, fn  # noqa: F401
-    except (ImportError, OSError) as error:  # the latter of its libraries
-        return str(error)
-    return ""
 
 
 class DaliGraph:
@@ -129,8 +117,9 @@ def split_cuts(
 
 
 def shorten(error: Exception) -> str:
-    """Return DALI's message, which has many lines and a stack trace, as one."""
-    return " ".join(str(error).split())[:400]
+    """Return DALI's message, which has many lines and stack traces, as one."""
+    reason = str(error).rpartition("encountered:")[2].partition("C++ context:")[0]
+    return " ".join(reason.split())[:400]
 
 
 class Dali:
@@ -213,55 +202,42 @@ def adjust_share(share: float, workers_s: float, dali_s: float) -> float:
 
 
 def choose_policy(dataset: ShardDataset, device: torch.device, config: DataConfig) -> DaliPolicy:
-    """Raise InputError if data.decoder is dali and DALI lacks a codec of these shards on this device."""
-    share = config.share_of_dali
+    """Find which codecs of a dataset DALI decodes on a device. Raise InputError if data.decoder is dali and it lacks
+    one."""
+    share, codecs = config.share_of_dali, dataset.info.codecs.keys()
     if not share:
         return DaliPolicy()
     side_step = SIDE_STEP if device.type == "cuda" else 1
-    return DaliPolicy(_find_codecs(dataset, device, config), 1.0 if share == "auto" else share, side_step)
-
-
-def _find_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> frozenset[str]:
-    """Return which codecs of a dataset DALI decodes."""
-    held = dataset.info.codecs.keys()
-    reason = ""
-    if fault := find_dali_fault():
-        known, reason = frozenset[str](), f", since it cannot be imported ({fault})"
-    elif device.type == "cpu":
-        known = frozenset(held & CPU_CODECS)
-    else:
-        errors = {codec: _probe_codec(dataset, codec, device) for codec in held & GPU_CODECS}
-        known = frozenset(codec for codec, error in errors.items() if not error)
-        reason = "".join(f" ({codec}: {error})" for codec, error in sorted(errors.items()) if error)
-    unknown = ", ".join(sorted(held - known))
-    if unknown:
-        sentence = f"DALI cannot decode {unknown} on {device.type}{reason}, which {dataset.folder} contains"
+    errors = {codec: error for codec in sorted(codecs) if (error := _probe_codec(dataset, codec, device, side_step))}
+    if errors:
+        reasons = "; ".join(dict.fromkeys(errors.values()))
+        sentence = (
+            f"DALI cannot decode {', '.join(errors)} on {device.type} ({reasons}), which {dataset.folder} contains"
+        )
         if config.decoder == "dali":
             raise InputError(f"{sentence}: set data.decoder to auto")
         log_note(f"{sentence}: PyAV decodes it, in {config.workers} processes", once_per_node=True)
-    return known
+    return DaliPolicy(frozenset(codecs - errors.keys()), 1.0 if share == "auto" else share, side_step)
 
 
-_PROBED: dict[tuple[str, torch.device], str] = {}  # a run opens several loaders
-
-
-def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device) -> str:
-    """Decode samples of a codec with DALI until one succeeds. Return the error if none does, otherwise ""."""
-    if (codec, device) in _PROBED:
-        return _PROBED[codec, device]
-    error, tried, reader = "", 0, Reader(dataset)
-    for index in range(min(PROBED_SAMPLES, len(dataset.samples))):
-        sample = dataset.samples[index]
-        if sample.codec == codec and not sample.width % SIDE_STEP and not sample.height % SIDE_STEP:
-            with suppress(VideoError):
-                error = try_decoding(reader.clip(index, (0,)).data, device)
-                tried += 1
-                if not error or tried == PROBES:
-                    break
-    _PROBED[codec, device] = error
+def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_step: int) -> str:
+    """Decode videos of a codec with DALI until one succeeds. Return the error if none does, otherwise ""."""
+    if codec == "mjpeg" and device.type == "cuda":
+        return "no NVDEC decodes mjpeg"
+    suitable = (
+        index
+        for index, x in enumerate(islice(dataset.samples, PROBED_SAMPLES))
+        if x.codec == codec and not (x.width % side_step or x.height % side_step)
+    )
+    error, reader = "", Reader(dataset)
+    for index in islice(suitable, PROBES):
+        with suppress(VideoError):
+            if not (error := try_decoding(reader.clip(index, (0,)).data, device)):
+                break
     return error
 
 
+@lru_cache(maxsize=16)  # a run opens several loaders
 def try_decoding(video: bytes, device: torch.device) -> str:
     """Decode the first frame of a video. Return the error, "" if there is none."""
     try:
@@ -271,10 +247,7 @@ def try_decoding(video: bytes, device: torch.device) -> str:
         row = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
         graph.feed([JoinedVideo(np.frombuffer(video, np.uint8), [0], [Cut(0, row, 0, [0])])])
         graph.take()
-    except RuntimeError as error:
-        return shorten(error)
-    except OSError:
-        return (
-            f"the driver's {NVDEC} is missing; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"
-        )
+    except (RuntimeError, ImportError, OSError) as error:  # the latter of its libraries
+        advice = "; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"
+        return shorten(error) + (advice if NVDEC in str(error) else "")
     return ""

@@ -48,17 +48,11 @@ class EncodedVideo(NamedTuple):
     """A video that is left to DALI: where its bytes lie in the block, and what is wanted of it."""
 
     place: slice
-    groups: "Groups"
+    first_group: int  # byte; the header lies before it
+    times: list[tuple[int, int]]  # of each group, the byte from which on it is told when it begins, and its duration
     num_frames: int
     numbers: tuple[int, ...]  # of the wanted frames
     rows: list[PlanRow]
-
-
-class Groups(NamedTuple):
-    """Of the groups of pictures of a video, what joining it needs."""
-
-    first: int  # byte; the header lies before it
-    times: list[tuple[int, int]]  # of each, the byte from which on it is told when it begins, and how long it takes
 
 
 class Cut(NamedTuple):
@@ -80,8 +74,8 @@ class JoinedVideo(NamedTuple):
     cuts: list[Cut]
 
 
-def find_groups(video: VideoSlice) -> Groups | None:
-    """Return None for a video that cannot be joined with others."""
+def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
+    """Return EncodedVideo's first_group and times; None for a video that cannot be joined with others."""
     with suppress(ValueError, IndexError, struct.error):
         fragments = list(read_fragments(video.data))
         times = [
@@ -90,7 +84,7 @@ def find_groups(video: VideoSlice) -> Groups | None:
         have_64_bits = all(video.data[time - 4] == OF_64_BITS for time, _ in times)
         num_frames = sum(fragment.num_frames for fragment in fragments)
         if have_64_bits and len(times) == len(fragments) and num_frames == video.num_frames:
-            return Groups(fragments[0].start, times)
+            return fragments[0].start, times
     return None
 
 
@@ -98,20 +92,20 @@ def join_videos(videos: Mapping[int, EncodedVideo], block: Bytes) -> list[Joined
     """Join videos by their headers; the keys are the batch's indices of their first clips."""
     alike: dict[bytes, list[tuple[int, EncodedVideo]]] = defaultdict(list)
     for first, video in videos.items():
-        alike[block[video.place][: video.groups.first].tobytes()].append((first, video))
+        alike[block[video.place][: video.first_group].tobytes()].append((first, video))
     starts = [(group, start) for group in alike.values() for start in range(0, len(group), CLIPS_PER_VIDEO)]
     return [_join(group[start : start + CLIPS_PER_VIDEO], block) for group, start in starts]
 
 
 def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVideo:
-    header = videos[0][1].groups.first
+    header = videos[0][1].first_group
     bodies = [block[video.place][header:] for _, video in videos]
     data = np.concatenate([block[videos[0][1].place][:header], *bodies])
     numbers: list[int] = []
     cuts: list[Cut] = []
     moved = time = before = 0  # bytes, time and frames of the videos before
     for (first, video), body in zip(videos, bodies, strict=True):
-        for place, duration in video.groups.times:
+        for place, duration in video.times:
             data[moved + place :][:8] = np.frombuffer(struct.pack(">Q", time), np.uint8)
             time += duration
         unique = sorted(set(video.numbers))  # for a repeated frame, DALI would return to the beginning

@@ -40,10 +40,9 @@ class ClipSource(Protocol):
     def copy_planes(
         self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
     ) -> PlanarFrames | None:
-        """Copy what `rows` show of their frames as it was decoded, for the device to crop, flip and scale.
-
-        Return None if the frames are not for it: cut_views does it all.
-        """
+        """Copy what `rows` show of their frames as it was decoded, for the device to crop, flip and scale; None where
+        cut_views does it all."""
+        return None
 
     def read_frames(self, source: Source, numbers: Sequence[int], num_frames: int | None) -> Frames:
         """Decode whole frames, upright, in the order given; `num_frames` of the video where it is known.
@@ -52,7 +51,7 @@ class ClipSource(Protocol):
         """
 
 
-class ArraySource:
+class ArraySource(ClipSource):
     """NumPy arrays; see ClipSource."""
 
     def recognizes(self, source: Source) -> bool:
@@ -68,9 +67,6 @@ class ArraySource:
             box = frames[:, row.crop.y :, row.crop.x :][:, : row.crop.height, : row.crop.width]
             scale_frames(box[:, :, ::-1] if row.flip else box, clip)
         return len(set(video.numbers))
-
-    def copy_planes(self, *_: object) -> None:
-        """Leave arrays to cut_views."""
 
     def read_frames(self, source: Source, numbers: Sequence[int], num_frames: int | None) -> Frames:
         return arrays.read_array(source, numbers)

@@ -27,7 +27,6 @@ from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.video_error import VideoError
 
 MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
-EIGHT_BIT_420 = {"yuv420p", "yuvj420p"}
 # Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
 EXACT = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
 EXACT_COLORS = EXACT | Interpolation.FULL_CHR_H_INT

@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 
 from pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
 from pipeline.decoding.packets import SliceDecoder
-from pipeline.decoding.planes import Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
-from pipeline.decoding.video import EIGHT_BIT_420, UPRIGHT, Video, as_rgb, count_turns, view_plane
+from pipeline.decoding.planes import BITS, Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
+from pipeline.decoding.video import UPRIGHT, Video, as_rgb, count_turns, view_plane
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards import arrays
@@ -110,7 +110,7 @@ class Scaler:
         # FFmpeg's unscaled path gives pixels a neighbor's color, but for accurate_rnd.
         exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
         across, down = (int(256 * place) for place in CHROMA_PLACES[siting])
-        is_placed = frame.format.name in EIGHT_BIT_420
+        is_placed = BITS.get(frame.format.name) == 8
         place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
         filters = [
             # The graph passes frames through one by one and never looks at their timestamps.

@@ -3,11 +3,7 @@
 Every row of a plan is a pure function of (seed, position). Training clips form one endless stream of positions 0, 1, 2,
 …; epochs follow each other without padding or dropping. Step s holds positions s · global_batch + 0, 1, …, which ranks
 and their forward passes share (split_step): every world size sees the same steps, and a resume needs nothing but s.
-
-What is not in the plan: masks are functions of the seed and the clip's position (kernels/noise.py), as is, of the
-position alone, the noise that fills an erased box (pipeline/augment.py); mixup and CutMix are seeded by (seed, position
-of the micro-batch). Dropout and stochastic depth are seeded by (seed, step, rank), so they are repeated exactly by a
-resume with the same number of processes only.
+What is not in the plan, such as masks: CONTRIBUTING.md.
 """
 
 import math
@@ -230,10 +226,8 @@ def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int)
 
 
 def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
-    """Raise InputError if data.frame_stride is no whole number of stored frames of some video.
-
-    Segments have no stride: they cover whatever is stored. Nor has data.fps: of any video it takes the nearest frames.
-    """
+    """Raise InputError if data.frame_stride is no whole number of stored frames of some video. Segments and data.fps
+    have no stride."""
     thinned = dataset.info.frame_strides if config.sampling == "strided" else []
     if config.frame_stride is None or not any(config.frame_stride % stride for stride in thinned):
         return
@@ -265,10 +259,8 @@ def largest_stride(frames: np.ndarray, num_frames: int) -> int:
 
 
 def strided_frames(available: int, wanted: int, step: float, share: float) -> tuple[int, ...]:
-    """Choose the frames nearest to `wanted` places `step` apart, the first at `share` in [0, 1] of all starts.
-
-    The last frame is repeated where the video is too short, and any where `step` is below 1.
-    """
+    """Choose the frames nearest to `wanted` places `step` apart, the first at `share` in [0, 1] of all starts. The last
+    is repeated where the video is too short, and any where `step` is below 1."""
     places = [math.floor(number * step + 0.5) for number in range(wanted)]
     starts = max(1, available - places[-1])
     start = min(int(share * starts), starts - 1)

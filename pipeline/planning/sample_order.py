@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -36,18 +35,9 @@ NEARBY_ATTEMPTS = 8  # replacements from one window, which may be small, or all 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
 
 Samples = range | Int[np.ndarray, " samples"]
-
-
-class _Spans(NamedTuple):
-    """Pieces of shards, each of at least one sample, in the order of the shards."""
-
-    first: Int[np.ndarray, " spans"]  # index of the first sample among those of the dataset that take part
-    counts: Int[np.ndarray, " spans"]
-
-    @classmethod
-    def make(cls, counts: Int[np.ndarray, " shards"]) -> "_Spans":
-        counts = counts[counts > 0]
-        return cls(np.cumsum(counts) - counts, counts)
+# Pieces of shards in the order of these: of each, its first sample among those of the dataset that take part, and how
+# many there are, at least one.
+Spans = Int[np.ndarray, "spans 2"]
 
 
 class SampleOrder:
@@ -73,8 +63,7 @@ class SampleOrder:
             )
         self._spans = [spans for _, spans in members]
         for part, spans in enumerate(self._spans if self._nodes > 1 else ()):  # as nodes divide the shards
-            order = rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans.counts))
-            self._spans[part] = _Spans(*(column[order] for column in spans))
+            self._spans[part] = spans[rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans))]
         self._tables = dataset.parts
         self._class_weights = _weigh_classes(dataset, config, self._samples) if config.class_balance else []
         weights = np.array(config.weights or sizes, dtype=np.float64)
@@ -96,10 +85,8 @@ class SampleOrder:
         return int(self._samples[part][int(window[inside])])
 
     def replacement(self, draw: int, fraction: float, attempt: int) -> int:
-        """Choose sample number `fraction` in [0, 1) of the draw's window, whose shards are local, instead of its own.
-
-        After NEARBY_ATTEMPTS, of the whole dataset.
-        """
+        """Choose sample number `fraction` in [0, 1) of the draw's window, whose shards are local, instead of its own;
+        after NEARBY_ATTEMPTS, of the whole dataset."""
         part, node, place = self._locate(draw)
         candidates: Samples = range(len(self._samples[part]))
         if attempt <= NEARBY_ATTEMPTS:
@@ -141,18 +128,16 @@ class SampleOrder:
         size = len(self._samples[part])
         return node * size // self._nodes, (node + 1) * size // self._nodes
 
-    def _cut_spans(self, part: int, node: int) -> _Spans:
+    def _cut_spans(self, part: int, node: int) -> Spans:
         """Cut the samples that belong to a canonical node out of a dataset."""
-        everything, (begin, end) = self._spans[part], self._share(part, node)
-        ends = np.cumsum(everything.counts)
+        spans, (begin, end) = self._spans[part], self._share(part, node)
+        ends = np.cumsum(spans[:, 1])
         first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
-        starts, counts = (column[first : last + 1].copy() for column in everything)
-        cut = begin - int(ends[first] - counts[0])
-        starts[0] += cut
-        counts[0] -= cut
-        counts[-1] -= int(ends[last]) - end
-        by_shard = np.argsort(starts)
-        return _Spans(starts[by_shard], counts[by_shard])
+        cut = spans[first : last + 1].copy()
+        skipped = begin - int(ends[first] - cut[0, 1])
+        cut[0] += (skipped, -skipped)
+        cut[-1, 1] -= int(ends[last]) - end
+        return cut[np.argsort(cut[:, 0])]
 
     def _find_window(self, part: int, node: int, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
         """Return the samples, in order, of the window that a place of a node's stream is in, and the place in it."""
@@ -167,14 +152,13 @@ class SampleOrder:
         self, part: int, node: int, epoch: int
     ) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
         """Order a node's spans in an epoch; return that and the number of samples up to the end of each."""
-        counts = self._node_spans(part, node).counts
+        counts = self._node_spans(part, node)[:, 1]
         order = rng.permutation(self._seed, Purpose.SHARD_ORDER, (epoch, part, node), len(counts))
         return order, np.cumsum(counts[order])
 
     def _shuffle_window(self, part: int, node: int, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
         spans, (order, _) = self._node_spans(part, node), self._epoch(part, node, epoch)
-        chosen = np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        pieces = list(zip(spans.first[chosen].tolist(), spans.counts[chosen].tolist(), strict=True))
+        pieces = spans[np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])].tolist()
         samples = np.concatenate([np.arange(first, first + count) for first, count in pieces])
         place = epoch, part, 0
         words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, count, first) for first, count in pieces]
@@ -201,32 +185,35 @@ class SampleOrder:
         return np.repeat(samples, counts)[np.argsort(words[:-1], kind="stable")]
 
 
-def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, _Spans]]:
+def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, Spans]]:
     """List the samples of each dataset of the mix that take part, and their shards."""
     if config.subset is not None:
         if len(dataset.parts) > 1:
             raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
         samples = choose_subset(dataset, config)
-        return [(samples, _Spans.make(np.unique(dataset.shard_of(samples), return_counts=True)[1]))]
+        return [(samples, _list_spans(np.unique(dataset.shard_of(samples), return_counts=True)[1]))]
     ends = np.cumsum([part.counts.sum() for part in dataset.parts]).tolist()
     return [
-        (range(start, end), _Spans.make(part.counts))
+        (range(start, end), _list_spans(part.counts))
         for start, end, part in zip([0, *ends], ends, dataset.parts, strict=False)
     ]
 
 
-def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:
-    """Compute the weight of each class's samples in each dataset of the mix; unlabeled ones get the lowest.
+def _list_spans(counts: Int[np.ndarray, " shards"]) -> Spans:
+    counts = counts[counts > 0]
+    return np.column_stack((np.cumsum(counts) - counts, counts))
 
-    dataset.json knows the sizes of classes; in a subset they are counted. Raises InputError if there are no classes.
-    """
+
+def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:
+    """Compute the weight of each class's samples in each dataset of the mix; unlabeled ones get the lowest. Raises
+    InputError if there are no classes."""
     if not dataset.info.classes:
         raise InputError(
             f"data.class_balance is {config.class_balance:g}, but {dataset.folder} has no labels: remove it"
         )
     found = []
     for tables, samples in zip(dataset.parts, members, strict=True):
-        histogram = tables.info.report.get("class_histogram")
+        histogram = tables.info.report.get("class_histogram")  # of all samples; in a subset they are counted
         if histogram and isinstance(samples, range):
             counts = {label: histogram.get(name, 0) for label, name in enumerate(dataset.info.classes)}
         else:
@@ -238,10 +225,8 @@ def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[
 
 
 def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
-    """Choose the samples of data.subset by content: the same ones however they were sharded, and nested.
-
-    All samples if it is null; raises InputError if there are fewer.
-    """
+    """Choose the samples of data.subset, or all, by content: nested, and the same ones however they were sharded.
+    Raises InputError if there are fewer."""
     count = config.subset
     if count is None:
         return range(len(dataset.samples))

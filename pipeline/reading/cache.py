@@ -15,8 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
@@ -59,14 +58,12 @@ class ShardCache:
     """Safe to use from many threads and processes."""
 
     def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
-        """Prepare a cache; nothing is made before something remote is read. `timeout`: see ObjectStore.
-
-        With max_gib=0 no shard is kept.
-        """
+        """timeout: see ObjectStore; max_gib=0: no shard is kept. Nothing is made before something remote is read."""
         self._given, self._max_bytes = folder, int(max_gib * 2**30)
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
-        self._leases: dict[Path, BinaryIO] = {}  # a dataset that is in use holds a lock
+        # Kept for as long as this cache exists, so that nobody removes the shards of a dataset that is in use.
+        self._lease = lru_cache(maxsize=None)(partial(_lock, kind=fcntl.LOCK_SH))
         self._is_full = False  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
@@ -107,15 +104,14 @@ class ShardCache:
         return path
 
     def fetch(self, url: str, sha256: str, size: int) -> Path | None:
-        """Get the copy of a shard, downloaded if there is none and room for it. None: there is no room.
+        """Get the copy of a shard, which one process of the node downloads if there is room; None: there is none.
 
-        One process of the node downloads, the others wait for it. Raises InputError if the file cannot be read or is
-        another one.
+        Raises InputError if the file cannot be read or is another one.
         """
         if not self._max_bytes:
             return None
         path = self.path(url, sha256)
-        self._lease(path.parent)
+        self._lease(path.with_name(".in_use"))
         if path.exists():
             return path
         if self._is_full:
@@ -139,18 +135,8 @@ class ShardCache:
     def _folder(self) -> Path:
         return self._given or user_cache_dir()
 
-    def _lease(self, folder: Path) -> None:
-        """Keep others from removing a dataset's shards for as long as this cache exists."""
-        with self._lock:
-            if folder not in self._leases:
-                self._leases[folder] = _open_lock(folder / ".in_use")
-                fcntl.flock(self._leases[folder], fcntl.LOCK_SH)
-
     def _reserve(self, path: Path, size: int) -> None:
-        """Make an empty partial file if there is room for all of it, or for the shards of datasets nobody has open.
-
-        Raises OSError (ENOSPC) if there is none.
-        """
+        """Make an empty partial file. Raise OSError (ENOSPC) if datasets in use leave no room for all of it."""
         unfinished = _partial(path, size)
         if unfinished.exists():  # of a process that was killed
             return
@@ -161,20 +147,12 @@ class ShardCache:
                     sizes[copy] = copy.stat().st_size if copy.suffix == ".tar" else int(copy.suffixes[-2][1:])
             room = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
-                if room < 0 and not self._is_in_use(copy.parent):
+                if room < 0 and not _is_in_use(copy.parent):
                     copy.unlink(missing_ok=True)
                     room += copy_size
             if room < 0:
                 raise OSError(errno.ENOSPC, f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
             unfinished.touch()
-
-    def _is_in_use(self, folder: Path) -> bool:
-        if folder in self._leases:
-            return True
-        with _open_lock(folder / ".in_use") as lock, suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        return True
 
     def _download(self, url: str, path: Path, size: int, sha256: str) -> None:
         started = time.monotonic()
@@ -200,20 +178,25 @@ def _partial(path: Path, size: int) -> Path:
     return path.with_name(f".{path.name}.{size}.partial")
 
 
-def _open_lock(path: Path) -> BinaryIO:
-    """Open a lock file that is no link."""
+def _lock(path: Path, kind: int) -> BinaryIO:
+    """Take the lock of a file that is no link, until the file is closed. Raise BlockingIOError as flock does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
     except OSError as error:
         if path.is_symlink():
             raise InputError(f"{path} is a link: remove it, or name a directory of your own") from error
         raise
+    fcntl.flock(file, kind)
+    return file
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file among all processes."""
-    with _open_lock(path.with_name(f".{path.name}.lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(path: Path) -> BinaryIO:
+    """Hold the lock of a file among all processes; a context manager."""
+    return _lock(path.with_name(f".{path.name}.lock"), fcntl.LOCK_EX)
+
+
+def _is_in_use(folder: Path) -> bool:
+    with suppress(BlockingIOError), _lock(folder / ".in_use", fcntl.LOCK_EX | fcntl.LOCK_NB):
+        return False
+    return True

@@ -12,7 +12,7 @@ from pipeline.planning.plan import ClipPlan
 from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
-from pipeline.shards.gops import GopIndex, VideoSlice
+from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 
 DOWNLOAD_THREADS = 8
@@ -26,31 +26,21 @@ class Reader:
         self._dataset = dataset
 
     def read(self, sample: int) -> bytes:
-        """Read a whole video; raises VideoError if its bytes are not those that were stored."""
-        return self._read_checked(sample, None, ()).data
+        """Read a whole video; see `clip`."""
+        return self.clip(sample, ()).data
 
     def clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
-        """Read the GOPs of a video that hold these frames, or all of it where it has no closed GOPs.
+        """Read the GOPs of a video that hold these frames, or all of it where there are no closed GOPs or no frames;
+        from the store if the local copy of a remote shard, which is removed, is damaged.
 
-        Waits for the download of a remote shard. Raises VideoError if the bytes are not those that were stored,
-        InputError if they cannot be had.
+        Raises VideoError if the bytes are not those that were stored, InputError if they cannot be had.
         """
-        return self._read_checked(sample, self._dataset.gops[sample], tuple(frames))
-
-    def find_shard(self, shard: int) -> Path | None:
-        """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
-        url, info = self._dataset.shards[shard], self._dataset.info.shards[shard]
-        if not is_remote(url):
-            return Path(url)
-        return self._dataset.cache.fetch(url, info.sha256, info.num_bytes)
-
-    def _read_checked(self, sample: int, gops: GopIndex | None, frames: tuple[int, ...]) -> VideoSlice:
-        """Read from the shard, or from the store's if the local copy of a remote one is damaged, which is removed."""
         video, shard = self._dataset.samples[sample], int(self._dataset.shard_of(sample))
         if video.problem:
             raise VideoError(video.problem)
         cache, url, file = self._dataset.cache, self._dataset.shards[shard], self.find_shard(shard)
-        slice_video = partial(gops.slice_video if gops else partial(check_video, video), frames)
+        gops = self._dataset.gops[sample] if frames else None
+        slice_video = partial(gops.slice_video if gops else partial(check_video, video), tuple(frames))
         if is_remote(url):
             cache.count(**{"cache_hits" if file else "streamed_clips": 1})
         if file:
@@ -67,6 +57,13 @@ class Reader:
                 file.unlink(missing_ok=True)
         store, name = cache.store(url)
         return slice_video(lambda offset, size: store.read_range(name, start := video.offset + offset, start + size))
+
+    def find_shard(self, shard: int) -> Path | None:
+        """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
+        url, info = self._dataset.shards[shard], self._dataset.info.shards[shard]
+        if not is_remote(url):
+            return Path(url)
+        return self._dataset.cache.fetch(url, info.sha256, info.num_bytes)
 
 
 def check_video(video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]) -> VideoSlice:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar
 
@@ -94,7 +94,7 @@ class Sample:
     offset: Bytes = 0  # of the video bytes in the tar
     size: Bytes = 0  # bytes of the video
     source_sha256: str = ""  # of the input file's bytes
-    source_size: Bytes = 0  # their number; 0 where an older version did not say it
+    source_size: Bytes = 0  # their number
     gops: str = ""  # base64 of its rows of the GOP table; empty: it can only be read whole
     segment: str = ""  # what of the source was asked for: t=1.5,4 in seconds, or frames=10,50; empty: all of it
     start: Seconds = 0.0  # of its first frame in the source
@@ -159,8 +159,6 @@ class Report(TypedDict, total=False):
 
     hours: float
     class_histogram: dict[str, Bytes]
-    duplicates: list[list[str]]  # sources of equal bytes
-    conflicts: list[list[str]]  # those of them that have different labels
 
 
 @dataclass(frozen=True)
@@ -203,10 +201,9 @@ class LazySequence(Sequence[T]):
         return self._length
 
     def __getitem__(self, index: int) -> T:  # type: ignore[override]  # no slices
-        place = index + self._length if index < 0 else index
-        if not 0 <= place < self._length:
+        if not -self._length <= index < self._length:
             raise IndexError(f"item {index} of {self._length}")
-        return self._item(place)
+        return self._item(index % self._length)
 
 
 Locate = Callable[[TableInfo], Path]
@@ -219,9 +216,9 @@ def is_described(folder: Path) -> bool:
 
 def read_dataset_info(folder: Path) -> DatasetInfo:
     """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version."""
+    path = folder / DATASET_FILE
     if not is_described(folder):
         raise InputError(f"no {DATASET_FILE} in {folder}: {_advise(folder)}")
-    path = folder / DATASET_FILE
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
     return parse_dataset_info(path.read_bytes(), str(path), lambda table: folder / table.file)
@@ -259,23 +256,20 @@ def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
             raise ValueError(f"its tables are {', '.join(info.tables) or 'missing'}")
         if info.num_samples and not (info.codecs and info.containers and info.frame_strides):
             raise ValueError("it names no codecs, containers or frame_strides")
-        return replace(info, shards=_read_shards(open_table("shards", info, locate)))
+        rows = open_table("shards", info, locate)  # which are asked for with every clip
+        return replace(info, shards=LazySequence(len(rows), lru_cache(4096)(partial(_read_shard, rows))))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
 
 
-def _read_shards(rows: np.ndarray) -> Sequence[ShardInfo]:
-    @lru_cache(maxsize=4096)  # they are asked for with every clip
-    def read_shard(number: int) -> ShardInfo:
-        name, _, *numbers, sha256, samples_sha256 = rows[number].item()
-        values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), samples_sha256.hex())
-        try:
-            return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
-        except ValueError as error:
-            raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
-
-    return LazySequence(len(rows), read_shard)
+def _read_shard(rows: np.ndarray, number: int) -> ShardInfo:
+    name, _, *numbers, sha256, samples_sha256 = rows[number].item()
+    values = (name.decode("ascii", "replace"), *numbers, sha256.hex(), samples_sha256.hex())
+    try:
+        return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
+    except ValueError as error:
+        raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
 
 
 def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:

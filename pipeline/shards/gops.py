@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from pipeline.shards.arrays import is_array, map_frames, read_shape
+from pipeline.shards.arrays import Buffer, is_array, map_frames, read_shape
 from pipeline.video_error import VideoError
 
 GOP = np.dtype(
@@ -27,7 +27,6 @@ GOP = np.dtype(
     ]
 )
 Rows = Shaped[np.ndarray, " rows"]  # of GOP
-Buffer = bytes | memoryview
 
 # From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
 NOT_A_KEY_FRAME = 0x10000

@@ -38,7 +38,6 @@ from pipeline.shards.format import (
 from pipeline.shards.gops import GOP, GopIndex
 
 MAX_NAME = 2**21  # bytes of a line in the table of names
-GOP_FIELDS = ("first_gop", "num_gops", "size", "num_frames")
 ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # of a Sample in its row
 
 
@@ -57,15 +56,10 @@ class Tables:
     """The samples of one dataset, by number."""
 
     def __init__(
-        self,
-        folder: str,
-        info: DatasetInfo,
-        counts: Int[np.ndarray, " shards"],
-        samples: Shaped[np.ndarray, " samples"],
-        locate: Locate,
-    ) -> None:
-        """Take `samples`, rows of SAMPLE, and how many of them each shard has; the tables of GOPs and names are opened
-        when they are first needed."""
+        self, folder: str, info: DatasetInfo, counts: Int[np.ndarray, " shards"],
+        samples: Shaped[np.ndarray, " samples"], locate: Locate,
+    ) -> None:  # fmt: skip
+        """samples: rows of SAMPLE; counts: of them in each shard; GOPs and names are opened when they are needed."""
         self.folder, self.info, self.counts, self.rows, self._locate = folder, info, counts, samples, locate
         self._ends_of_shards = np.cumsum(counts)
         self.label_ids = list(range(len(info.classes)))  # of the mix, by labels of this dataset
@@ -146,7 +140,7 @@ class Tables:
 
     def gops(self, number: int) -> GopIndex | None:
         """Look up the groups of pictures of a sample; None if it can only be read whole."""
-        first, count, size, num_frames = (int(self.rows[name][number]) for name in GOP_FIELDS)
+        first, count, size, num_frames = self.rows[["first_gop", "num_gops", "size", "num_frames"]][number].item()
         return GopIndex(self._gops[first : first + count], size, num_frames) if count else None
 
     def _find_problem(self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None) -> str:

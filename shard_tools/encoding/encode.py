@@ -1,21 +1,28 @@
 """One source video -> the files that are stored: decode, subsample, convert, encode, and decode again to verify.
 
-A video is decoded once, whatever is cut out of it. Memory does not grow with its length.
+A video is decoded once, whatever is cut out of it: segments are encoded side by side. Times are counted in ticks of its
+frame rate; a segment begins at its own first frame, whatever the stride. Memory does not grow with a video's length.
 """
 
+import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, cast
+
+import av
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from pipeline.decoding.containers import EXTENSIONS
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.cuts import Result, SegmentEncoder, StoredVideo, encode_segments
-from shard_tools.encoding.frames import open_frames
-from shard_tools.encoding.picture import Pose, UnusableError, deinterlace
+from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
+from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
 from shard_tools.encoding.source import (
     ENCODE,
     Timing,
@@ -24,13 +31,143 @@ from shard_tools.encoding.source import (
     read_timing,
     require_complete,
     seek_frames,
+    show_frames,
 )
 from shard_tools.inputs.item import Segment
 from shard_tools.settings import COPY, Settings
 
+# A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a
+# table of the fragments, would be of no use to a clip.
+FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
+MAX_OPEN = 16  # segments that overlap are encoded at a time, some 20 MiB each; the others wait for another pass
+MAX_EXCESS_S = 0.5  # of a segment beyond the video's end: annotations round
+FPS_TOLERANCE = Fraction("1.01")  # 59.94 fps are 60
+NEIGHBORS = 2  # frames before a segment that are decoded too: a deinterlacer looks at them
+EARLY_FRAMES = 0.05  # by so much a frame may be shown before a segment's start: times are rounded to milliseconds
 MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
 Segments = Mapping[Path, Segment | None]  # by where the file of each goes, without extension; None: all of the video
 T = TypeVar("T")
+
+
+class StoredVideo(NamedTuple):
+    """One file to put into a shard; all but the path are fields of its Sample."""
+
+    path: Path
+    container: str
+    codec: str
+    num_frames: int
+    fps: float
+    frame_stride: int
+    width: int
+    height: int
+    start: float = 0.0  # of its first frame in the source, seconds
+
+
+Result = StoredVideo | UnusableError  # what becomes of a segment
+
+
+def staged_file(stem: Path, extension: str) -> Path:
+    """Name a file: a worker whose parent was killed may still be at it when the next run begins; each has its own."""
+    return stem.with_name(f"{stem.name}-{os.getpid()}.{extension}")
+
+
+class VideoWriter:
+    """Writes frames of one size into one file at a constant rate, and decodes what was stored."""
+
+    def __init__(self, path: Path, settings: Settings, rate: Fraction, size: tuple[int, int], fragment: bool = True):
+        self.path, codec, rate = path, CODECS[settings.encode], rate.limit_denominator(100_000)
+        # bitexact leaves the libraries' versions out of the container.
+        options = {"fflags": "+bitexact"} | ({"movflags": FRAGMENTED} if fragment else {})
+        self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
+        encoder_options = codec.fill_options(settings.gop, settings.quality, settings.preset, settings.tune)
+        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
+        context = self.stream.codec_context
+        context.width, context.height = size
+        context.pix_fmt, context.time_base, context.thread_count = codec.pixel_format, 1 / rate, 1
+        context.colorspace, context.color_range = BT601, FULL if codec.full_range else LIMITED
+        open_encoder(context)
+        self.num_frames = 0
+
+    def write(self, frame: VideoFrame) -> None:
+        frame.pts = self.num_frames
+        frame.time_base = self.stream.codec_context.time_base
+        frame.pict_type = 0  # the encoder decides on key frames, not the source
+        self.num_frames += 1
+        self.container.mux(self.stream.encode(frame))
+
+    def close(self) -> tuple[int, int]:
+        """Return width and height of what decodes. Raise UnusableError unless it is all that was written."""
+        self.container.mux(self.stream.encode(None))
+        self.container.close()
+        with open_source(self.path) as (container, stream):
+            size = stream.width, stream.height
+            num_frames = len(check_frames(container, stream)[1])
+        if num_frames != self.num_frames:
+            raise UnusableError(f"{self.num_frames} frames were encoded, but {num_frames} decode")
+        return size
+
+
+class SegmentEncoder:
+    """Encodes what is shown in a segment, None: in all of the video, into one file."""
+
+    def __init__(
+        self, stem: Path, segment: Segment | None, timing: Timing, settings: Settings, pixel_aspect: Fraction | None
+    ) -> None:
+        """Raise UnusableError if the segment is not in the video. `stem`: the file, without extension."""
+        self.stem, self.settings, self.stride = stem, settings, settings.frame_stride
+        if settings.fps:
+            self.stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
+        self.rate = timing.rate / self.stride
+        self.wanted, self.end = find_ticks(segment, timing) if segment else (0, math.inf)  # the next tick to store
+        self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from
+        self.start = float(self.wanted / timing.rate)
+        self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, pixel_aspect)
+        self._writer: VideoWriter | None = None
+
+    def add(self, frame: VideoFrame | None, end: float) -> Result | None:
+        """Store a frame shown until tick `end`, if any, as often as it is wanted; return the result once whole."""
+        try:
+            if frame is not None and self.wanted < min(end, self.end):
+                self._store(self.convert(frame), min(end, self.end))
+            return self._finish() if self.end <= end else None
+        except UnusableError as error:
+            return error
+
+    def _store(self, picture: VideoFrame, end: float) -> None:
+        if self._writer is None:
+            path, size = staged_file(self.stem, CONTAINER), (picture.width, picture.height)
+            self._writer = VideoWriter(path, self.settings, self.rate, size)
+        while self.wanted < end:
+            self._writer.write(picture)
+            self.wanted += self.stride
+
+    def _finish(self) -> StoredVideo:
+        if (writer := self._writer) is None:
+            raise UnusableError("no frame is shown in its segment")
+        size, facts = writer.close(), (self.settings.encode, writer.num_frames, float(self.rate), self.stride)
+        return StoredVideo(writer.path, CONTAINER, *facts, *size, self.start)
+
+
+def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
+    """Return the first tick of a segment and the one after its last. Raise UnusableError if it is not in the video."""
+    num_frames = timing.num_packets
+    num_ticks = timing.tick(None, num_frames - 1) + 1
+    unit = 1 if segment.in_frames else timing.rate
+    length = num_frames if segment.in_frames else num_ticks
+    first, end = (
+        value if value == math.inf else math.ceil(Fraction(repr(value)) * unit - Fraction(EARLY_FRAMES))
+        for value in (float(segment.start), float(segment.end))
+    )
+    has = f"{num_frames} frames" if segment.in_frames else f"{float(num_ticks / timing.rate):.6g} seconds"
+    if first >= length:
+        raise UnusableError(f"its segment starts at {segment.start:g}, and the video has {has}")
+    if end != math.inf and end > length + MAX_EXCESS_S * timing.rate:
+        raise UnusableError(f"its segment ends at {segment.end:g}, and the video has {has}")
+    if segment.in_frames:
+        first, end = timing.tick(None, int(first)), timing.tick(None, int(end)) if end < num_frames else math.inf
+    if first >= end:
+        raise UnusableError(f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame")
+    return int(first), end
 
 
 def store_video(source: Path, stem: Path, settings: Settings) -> StoredVideo:
@@ -67,7 +204,7 @@ def _store_segments(
         return
     if source.is_dir() and settings.encode == COPY:
         raise UnusableError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
-    open_here = partial(open_frames, source, settings.fps) if source.is_dir() else partial(open_source, source)
+    open_here = partial(open_source, source, settings.fps)
     with open_here() as (container, stream):
         timing, pixel_aspect = read_timing(container, stream), stream.sample_aspect_ratio
         is_reordered = bool(stream.codec_context.has_b_frames)
@@ -94,6 +231,42 @@ def _store_segments(
         yield from encode_segments(deinterlace(frames), waiting, timing, progress)
 
 
+def encode_segments(
+    frames: Iterator[tuple[int, VideoFrame]],
+    waiting: list[SegmentEncoder],
+    timing: Timing,
+    progress: Callable[[], None],
+) -> Iterator[tuple[Path, Result]]:
+    """Encode what is `waiting`, last first, from `frames` as (tick, frame); stop when no other frame is wanted, or none
+    before another key frame. Yield each stem with its result.
+
+    What another pass must encode is left in `waiting`. Damage costs the segments that need frames behind it.
+    """
+
+    def begin(encoder: SegmentEncoder) -> int:
+        return timing.find_seek_point(encoder.first).tick
+
+    encoding: list[SegmentEncoder] = []
+    postponed: list[SegmentEncoder] = []
+    end: float = begin(waiting[-1])
+    try:
+        for end, frame in chain(show_frames(frames), [(math.inf, None)]):
+            while waiting and waiting[-1].first < end:
+                (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
+            for encoder in list(encoding):
+                if result := encoder.add(frame, end):
+                    encoding.remove(encoder)
+                    yield encoder.stem, result
+            progress()
+            if not encoding and not (waiting and begin(waiting[-1]) <= end):
+                break
+    except UnusableError as error:
+        lost = [*encoding, *(encoder for encoder in waiting if begin(encoder) <= end)]
+        waiting[:] = [encoder for encoder in waiting if encoder not in lost]
+        yield from ((encoder.stem, error) for encoder in lost)
+    waiting += postponed
+
+
 def _keep_array(source: Path) -> StoredVideo:
     """Keep an array as it is, whatever the settings say of videos."""
     try:
@@ -105,18 +278,16 @@ def _keep_array(source: Path) -> StoredVideo:
 
 def _hold_back(frames: Iterator[T], count: int) -> Iterator[T]:
     """Pass on frames; where they end in an error, not the last `count` before it."""
-    held: deque[T] = deque()
+    held = deque(islice(frames, count))
     for frame in frames:
         held.append(frame)
-        if len(held) > count:
-            yield held.popleft()
+        yield held.popleft()
     yield from held
 
 
 def _copy(source: Path, timing: Timing, progress: Callable[[], None]) -> StoredVideo:
     """Decode `source` to see that it is intact, which takes a fifth of the time of encoding. Raise UnusableError too
-    where clips would show other pictures than those that are meant: a copy has no place for what only its encoding
-    could mend."""
+    where clips would show other pictures than those that are meant, which only encoding could mend."""
     with open_source(source) as (container, stream):
         first, times = check_frames(container, stream, progress)
         is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore

@@ -61,12 +61,11 @@ def _find_flips(frame: VideoFrame) -> list[Filter]:
     if data is None:
         return []
     # Column x goes to a x + c y, row y to b x + d y.
-    a, b, _, c, d = np.frombuffer(bytes(data), np.int32)[:5].tolist()
-    is_swapped = not (a or d)
-    (x, y), others = ((c, b), (a, d)) if is_swapped else ((a, d), (b, c))
-    if any(others) or not (x and y):
+    signs = np.sign(np.frombuffer(bytes(data), np.int32)[[0, 1, 3, 4]]).reshape(2, 2)  # a, b, c, d
+    if any((np.abs(signs).sum(axis) != 1).any() for axis in (0, 1)):
         return []
-    return [flip for flip, is_needed in zip(FLIPS, (is_swapped, x < 0, y < 0), strict=True) if is_needed]
+    is_needed = (signs[0, 0] == 0, *(signs.sum(axis=0) < 0))
+    return [flip for flip, needed in zip(FLIPS, is_needed, strict=True) if needed]
 
 
 def choose_size(width: float, height: float, short_side: int | None) -> tuple[int, int]:

@@ -5,6 +5,8 @@ had to guess.
 """
 
 import mimetypes
+import os
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +32,8 @@ MAX_JUMP = 100
 MAX_DECLARED_FPS = 1000  # by a header alone
 MAX_FPS = 60_000  # by the frames' times; broken ones count units of 1/90,000 s
 NO_TIMESTAMPS = 0x80  # AVFMT_NOTIMESTAMPS
+# Of a folder, as datasets of frames come: 00001.jpg, img_00001.jpg, …
+PICTURE = re.compile(r"(.*?)(\d+)(\.(?:jpe?g|png|bmp|webp))", re.IGNORECASE)
 
 KINDS = mimetypes.MimeTypes()  # of files by their names, the same on every machine
 PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}  # which KINDS does not know everywhere
@@ -39,15 +43,16 @@ ENCODE = "leave out --encode copy"
 
 
 @contextmanager
-def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open the video stream of a file for decoding on one thread; raise UnusableError if there is none.
-
-    `options` are FFmpeg's for the demuxer.
-    """
-    if path.stat().st_size == 0:
+def open_source(path: Path, fps: float | None = None, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open the video stream of a file, or a folder of pictures with `fps` of them a second, for decoding on one thread;
+    raise UnusableError if there is none. `options` are those of FFmpeg's demuxer."""
+    found = path
+    if path.is_dir():
+        found, options = _describe_frames(path, fps)
+    elif path.stat().st_size == 0:
         raise UnusableError("the file is empty")
     try:
-        container = open_video(path, **options)
+        container = open_video(found, **options)
     except av.error.FFmpegError as error:
         raise UnusableError(_explain_open_error(path, error)) from error
     with container:
@@ -60,6 +65,33 @@ def open_source(path: Path, **options: str) -> Iterator[tuple[InputContainer, Vi
             raise UnusableError(f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's")
         stream.codec_context.thread_count = 1  # the worker processes are the parallelism
         yield container, stream
+
+
+def list_frames(folder: Path) -> list[Path]:
+    """Return the pictures of a folder by number. Raise UnusableError if one is missing, or their names differ."""
+    found = [match for name in os.listdir(folder) if (match := PICTURE.fullmatch(name))]
+    if not found:
+        raise UnusableError("it is a folder without numbered pictures")
+    kinds = sorted({(match[1], match[3]) for match in found})
+    if len(kinds) > 1:
+        raise UnusableError(f"its frames are named in several ways: {' and '.join(map('…'.join, kinds[:2]))}")
+    found.sort(key=lambda match: int(match[2]))
+    for number, match in enumerate(found, int(found[0][2])):
+        if int(match[2]) != number:
+            raise UnusableError(f"its frames have a hole or repeat a number: {match[0]} comes in place of {number}")
+    return [folder / match[0] for match in found]
+
+
+def _describe_frames(folder: Path, fps: float | None) -> tuple[Path, dict[str, str]]:
+    """Return the pattern of a folder's pictures, and what FFmpeg must be told of it."""
+    if fps is None:
+        raise UnusableError("it is a folder of frames, which does not say their rate: give --fps")
+    match = PICTURE.fullmatch(list_frames(folder)[0].name)
+    assert match is not None
+    prefix, number, extension = match.groups()
+    digits = f"%0{len(number)}d" if number.startswith("0") else "%d"
+    pattern = Path(f"{folder.absolute()}/{prefix}".replace("%", "%%") + digits + extension)
+    return pattern, {"format_whitelist": "image2", "framerate": f"{fps:g}", "start_number": str(int(number))}
 
 
 def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
@@ -92,6 +124,8 @@ def _is_cut_off_matroska(path: Path) -> bool:
 
 
 def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
+    if path.is_dir():
+        return f"its first frame cannot be read ({error.strerror})"
     with path.open("rb") as file:
         head = file.read(4096)
     if not head.strip(b"\0"):

@@ -13,8 +13,7 @@ import fsspec
 
 from common.errors import InputError
 from common.logging import printable
-from shard_tools.encoding.frames import PICTURE
-from shard_tools.encoding.source import VIDEO_EXTENSIONS, may_be_video
+from shard_tools.encoding.source import PICTURE, VIDEO_EXTENSIONS, may_be_video
 from shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Segment, Skipped, import_pyarrow
 
 LEROBOT = "meta/info.json"

@@ -67,21 +67,6 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
     assert add_device_index(torch.device("cpu")) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("kind", ["auto", "cuda"])
-def test_a_driver_that_is_too_old_is_named_and_no_run_starts_on_the_cpu_instead(
-    kind: str, pretend_gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update …")
-
-    pretend_gpus(0)
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    said = rf"device is {kind}, .* \(The NVIDIA driver .*12040\); CUDA_VISIBLE_DEVICES is '0'\): .*CUDA 12 driver 525"
-    with pytest.raises(InputError, match=said):
-        choose_device(kind)
-
-
 def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., None]) -> None:
     for capability, built_for in (((8, 9), ["sm_80", "sm_90"]), ((9, 0), ["sm_90a"]), ((12, 1), ["compute_120"])):
         pretend_gpus(4, capability, built_for)

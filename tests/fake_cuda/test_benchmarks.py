@@ -56,7 +56,7 @@ from pipeline.decoding import dali
 
 torch.distributions.Distribution.set_default_validate_args(False)
 torch.backends.cudnn.enabled = False  # it looks for the GPU by itself, and so does DALI
-dali.find_dali_fault = lambda: "(it needs a GPU)"
+dali.try_decoding = lambda *_: "it needs a GPU"
 harness.require = lambda *_: None
 from benchmarks import kernel_speed, train_throughput
 

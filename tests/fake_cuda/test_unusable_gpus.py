@@ -12,14 +12,14 @@ import common.errors
 def main():
     import torch
     from common.devices import choose_device
-    torch.zeros(2**24, device=choose_device("cuda", int(os.environ.get("LOCAL_RANK", 0))))
+    torch.zeros(2**24, device=choose_device(os.environ.get("KIND", "cuda"), int(os.environ.get("LOCAL_RANK", 0))))
 
 common.errors.run_command(main)
 """
 FAULTS = {
     "no driver": ({"LD_PRELOAD": ""}, "(Found no NVIDIA driver on your system): see what nvidia-smi says"),
-    "an old driver": (
-        {"FAKE_DRIVER": 12040},
+    "an old driver, and no run starts on the CPU instead": (
+        {"FAKE_DRIVER": 12040, "KIND": "auto"},
         "(The NVIDIA driver on your system is too old (found version 12040)): PyTorch for CUDA 13 needs driver 580",
     ),
     "an old GPU": ({"FAKE_CAPABILITY": 75}, "has compute capability 7.5: the kernels here need 8.0 or more"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import close, give_ids, same
+from material import close, give_ids
 from safetensors.torch import load_file
 
 from model.adamae import AdaMAE
@@ -18,22 +18,17 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(params=["adamae_pretrain", "adamae_classifier"])
-def golden(request, shared_folder: Path | None) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    path = shared_folder and shared_folder / "golden" / f"{request.param}.safetensors"
+def read(shared_folder: Path | None, name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    path = shared_folder and shared_folder / "golden" / f"{name}.safetensors"
     if path is None or not path.is_file():
         pytest.skip("the reference values are not beside the repository")
     values = load_file(path)
     values["clip"] = values["clip"].movedim(1, 4).contiguous()
-    return request.param, values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
+    return values, {name[6:]: value for name, value in values.items() if name.startswith("state.")}
 
 
-def test_golden(golden) -> None:
-    which, values, published = golden
-    (compare_pretraining if which == "adamae_pretrain" else compare_classifier)(values, published)
-
-
-def compare_pretraining(golden, published) -> None:
+def test_pretraining(shared_folder: Path | None) -> None:
+    golden, published = read(shared_folder, "adamae_pretrain")
     model = AdaMAE(CONFIG).eval()
     model.load_state_dict(from_external(published))
     give_ids(model, golden["visible_ids"], golden["masked_ids"])
@@ -58,13 +53,9 @@ def compare_pretraining(golden, published) -> None:
     assert model.target(golden["clip"], golden["target"], golden["masked_ids"]).mean() < 1e-9
 
 
-def compare_classifier(golden, published) -> None:
+def test_classifier(shared_folder: Path | None) -> None:
+    golden, published = read(shared_folder, "adamae_classifier")
     model = VideoClassifier(CONFIG, num_classes=7).eval()
     model.load_state_dict(from_external(published))
     close(model.features(golden["clip"]), golden["features"])
     close(model(golden["clip"]), golden["logits"])
-
-
-def test_the_published_layout_survives_both_conversions(golden) -> None:
-    _, _, published = golden
-    assert same(to_external(from_external(published), "adamae"), published)

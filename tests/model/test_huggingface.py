@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from material import close, give_ids, random_clip, random_ids, randomize, small
+from test_export import pixel_values
 from torch import Tensor
 from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
 
@@ -16,18 +17,12 @@ from model.weights.models import load_encoder
 from model.weights.pretrained import HUGGINGFACE_KEYS
 
 CONFIG = small(masking="random")
-MEAN, STD = (torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
 def huggingface_config(config: ModelConfig = CONFIG, **changes) -> VideoMAEConfig:
     values = vars(config) | config.dimensions._asdict()
     named = {name: values[own] for own, name in HUGGINGFACE_KEYS.items()}
     return VideoMAEConfig(**named, intermediate_size=192, decoder_intermediate_size=128, layer_norm_eps=1e-6, **changes)
-
-
-def pixel_values(clip: Tensor) -> Tensor:
-    """Hugging Face's input: frames first, floats already normalized."""
-    return (clip.movedim(4, 2) / 255 - MEAN) / STD
 
 
 def compare_gradients(model: torch.nn.Module, loss: Tensor, reference: torch.nn.Module, expected_loss: Tensor) -> None:

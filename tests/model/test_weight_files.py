@@ -1,7 +1,6 @@
 """Files of weights that are damaged, odd or hostile: one sentence, little memory, and no code run."""
 
 import json
-import os
 import pickle
 import struct
 import tracemalloc
@@ -188,16 +187,9 @@ def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
         CONFIG, classes=["ρ", 'a "quoted" name', "\n"], **dict.fromkeys("abcdefgh", "x")
     )
     tensors = {"a": ZEROS, "b": ZEROS.half()}
-    before = os.umask(0o027)
-    try:
-        for i in range(4):
-            save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)
-            metadata, tensors = dict(reversed(metadata.items())), dict(reversed(tensors.items()))
-    finally:
-        os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}, (
-        "others read what the umask lets them"
-    )
+    for i in range(4):
+        save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)
+        metadata, tensors = dict(reversed(metadata.items())), dict(reversed(tensors.items()))
     assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
     read, said = read_state_dict(tmp_path / "0.safetensors")
     assert said == metadata

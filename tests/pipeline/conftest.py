@@ -1,12 +1,13 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from made_videos import encode, store, write_shards
 
 from pipeline.shards.dataset import ShardDataset
 
-MakeDataset = Callable[..., ShardDataset]
+settings.register_profile("busy machines", deadline=None)
+settings.load_profile("busy machines")
 
 
 @pytest.fixture(scope="session")
@@ -16,30 +17,23 @@ def short_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("data") / "short", videos, classes=3)
 
 
-@pytest.fixture(scope="session")
-def vp9_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """6 VP9 videos of noise, which DALI decodes on the CPU too, slightly differently from PyAV."""
-    videos = [(f"v{i:02d}", store("vp9", 20, first=i)) for i in range(6)]
-    return write_shards(tmp_path_factory.mktemp("data") / "vp9", videos)
-
-
-@pytest.fixture(scope="session")
-def jpeg_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in MJPEG as make_shards stores it, which DALI decodes picture by picture."""
-    videos = [(f"v{i:02d}", store("mjpeg", 20, first=i)) for i in range(6)]
-    return write_shards(tmp_path_factory.mktemp("data") / "jpeg", videos)
-
-
 @pytest.fixture
 def short(short_shards: Path) -> ShardDataset:
     return ShardDataset.open(short_shards)
 
 
-@pytest.fixture
-def vp9(vp9_shards: Path) -> ShardDataset:
-    return ShardDataset.open(vp9_shards)
+def store_six(codec: str, tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    videos = [(f"v{i:02d}", store(codec, 20, first=i)) for i in range(6)]
+    return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / codec, videos))
 
 
-@pytest.fixture
-def jpeg(jpeg_shards: Path) -> ShardDataset:
-    return ShardDataset.open(jpeg_shards)
+@pytest.fixture(scope="session")
+def vp9(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """6 VP9 videos of noise, which DALI decodes on the CPU too, slightly differently from PyAV."""
+    return store_six("vp9", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def jpeg(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """The same in MJPEG as make_shards stores it, which DALI decodes picture by picture."""
+    return store_six("mjpeg", tmp_path_factory)

@@ -82,19 +82,12 @@ def check_frames(
     return num_replaced
 
 
-class OneVideoPlan(ClipPlan):
-    """Clips of one video at many starts and strides, also beyond its end."""
+class RowsPlan(ClipPlan):
+    """Batches of given rows; those of a video follow each other."""
 
-    crops_per_decode, num_frames, frame_size, batch_size = 1, 4, FrameSize(32, 32), 20
-
-    def __init__(self, length: int, crop: Crop) -> None:
-        clips = [
-            tuple(range(start, start + 4 * stride, stride))
-            for stride in (1, 2, 3, 5, 7)
-            for start in range(0, length - 3 * stride, 1 if stride == 1 else 3)
-        ]
-        clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
-        self.rows = [PlanRow(place, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
+    def __init__(self, rows: list[PlanRow], frame_size: FrameSize, crops_per_decode: int, batch_size: int) -> None:
+        self.rows, self.num_frames, self.frame_size = rows, len(rows[0].frames), frame_size
+        self.batch_size, self.crops_per_decode = batch_size, crops_per_decode
 
     def positions(self, batch: int) -> range:
         return range(len(self.rows))[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -103,18 +96,16 @@ class OneVideoPlan(ClipPlan):
         return self.rows[position]
 
 
-class RowsPlan(ClipPlan):
-    """One batch of given rows; those of a video follow each other."""
-
-    def __init__(self, rows: list[PlanRow], frame_size: FrameSize, crops_per_decode: int) -> None:
-        self.rows, self.num_frames, self.frame_size = rows, len(rows[0].frames), frame_size
-        self.batch_size, self.crops_per_decode = len(rows), crops_per_decode
-
-    def positions(self, batch: int) -> range:
-        return range(len(self.rows))
-
-    def row(self, position: int) -> PlanRow:
-        return self.rows[position]
+def plan_one_video(length: int, crop: Crop) -> RowsPlan:
+    """Clips of one video at many starts and strides, also beyond its end."""
+    clips = [
+        tuple(range(start, start + 4 * stride, stride))
+        for stride in (1, 2, 3, 5, 7)
+        for start in range(0, length - 3 * stride, 1 if stride == 1 else 3)
+    ]
+    clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
+    rows = [PlanRow(place, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
+    return RowsPlan(rows, FrameSize(32, 32), 1, batch_size=20)
 
 
 Video = tuple[VideoSlice, Sample, list[PlanRow]]
@@ -135,7 +126,7 @@ def make_setup(
 ) -> WorkerSetup:
     """Set up a worker without shards: sample i is that of video i, whose rows must say so."""
     rows = [row for _, _, rows in videos for row in rows]
-    plan = RowsPlan(rows, size, len(videos[0][2]))
+    plan = RowsPlan(rows, size, len(videos[0][2]), len(rows))
     shape = plan.num_frames, *size, 3
     layout = BlockLayout(len(rows), shape, slot_bytes or 4 * math.prod(shape))
     dataset: Any = SimpleNamespace(samples=[sample for _, sample, _ in videos])

@@ -18,7 +18,7 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample
 from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
 from shard_tools.encoding.codecs import CODECS, open_encoder
-from shard_tools.encoding.cuts import VideoWriter
+from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
 from shard_tools.write import publish_tables, write_shard

@@ -37,7 +37,7 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
         groups = find_groups(video)
         assert groups is not None
         size = len(video.data)
-        videos[2 * number] = EncodedVideo(slice(start, start + size), groups, video.num_frames, video.numbers, rows)
+        videos[2 * number] = EncodedVideo(slice(start, start + size), *groups, video.num_frames, video.numbers, rows)
         start += size
     return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from loading import (
     CPU,
-    OneVideoPlan,
+    RowsPlan,
     are_asleep,
     check_frames,
     first_batches,
     list_workers,
     open_loader,
     plan_of,
+    plan_one_video,
     wait_until,
 )
 from made_videos import KINDS, broken_copy, encode, store, write_shards
@@ -47,12 +48,7 @@ def test_clips_show_the_frames_of_the_plan(
         assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.clip.is_contiguous()
-
-
-def test_labels_come_along(short: ShardDataset, vp9: ShardDataset) -> None:
-    for batch in first_batches(short, DataConfig(frame_stride=1), 3):
-        assert batch.labels.tolist() == [int(key[1:]) % 3 for key in batch.keys]
-    assert set(first_batches(vp9, DataConfig(frame_stride=1), 1)[0].labels.tolist()) == {-1}
+        assert batch.labels.tolist() == [int(key[1:]) % 3 if source == "short" else -1 for key in batch.keys]
 
 
 def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path) -> None:
@@ -69,12 +65,11 @@ def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path)
         first_batches(dataset, DataConfig(frame_stride=1, fields=["text"]), 1)
 
 
-@both_decoders
-def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: Decoder) -> None:
+def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
     """Red grows from left to right, green from top to bottom: their values at the borders of the clip tell the box."""
     video = store("vp9", 8, width=320, height=240, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
-    config = DataConfig(frame_stride=1, decoder=decoder, repeats=2)
+    config = DataConfig(frame_stride=1, repeats=2)
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
     clips = torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).numpy().astype(float)
@@ -90,6 +85,7 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path, decoder: Decoder) -
 def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
     short: ShardDataset, vp9: ShardDataset, decoder: Decoder
 ) -> None:
+    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers."""
     dataset = vp9 if decoder == "dali" else short
 
     def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
@@ -104,20 +100,14 @@ def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
 
 
 @both_decoders
-def test_a_new_iterator_starts_again(vp9: ShardDataset, decoder: Decoder) -> None:
-    with open_loader(vp9, DataConfig(frame_stride=1, decoder=decoder)) as (_, loader):
-        first = [batch.clip for batch in islice(loader.batches(0), 3)]
-        again = [batch.clip for batch in islice(loader.batches(1), 2)]
-    assert all(torch.equal(a, b) for a, b in zip(first[1:], again, strict=True))
-
-
-def test_micro_batches_of_a_step(short: ShardDataset) -> None:
+def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
     """Steps in a row read on from one stream; any other step starts a new one."""
-    with open_loader(short, DataConfig(frame_stride=1), batch_size=2, global_batch=6) as (plan, loader):
+    config = DataConfig(frame_stride=1, decoder=decoder)
+    with open_loader(vp9, config, batch_size=2, global_batch=6) as (plan, loader):
         assert plan.passes == 3
         for step in (5, 6, 2, 3):
             batches = list(loader.microbatches(step))
-            check_frames(batches, plan, short, first=step * 3)
+            check_frames(batches, plan, vp9, first=step * 3)
             assert [place for batch in batches for place in batch.positions] == [*range(step * 6, step * 6 + 6)]
             assert [batch.is_last for batch in batches] == [False, False, True]
         assert loader.counters["clips"] == 24
@@ -134,12 +124,12 @@ def test_an_evaluation_plan_ends(short: ShardDataset) -> None:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
 
-@pytest.mark.parametrize(("source", "decoder"), [("short_shards", "pyav"), ("vp9_shards", "dali")])
+@pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali")])
 def test_bad_videos_are_replaced_and_recorded(
     request: pytest.FixtureRequest, tmp_path: Path, source: str, decoder: Decoder
 ) -> None:
     bad = {"v02", "v05"}
-    dataset = broken_copy(request.getfixturevalue(source), tmp_path / "broken", bad)
+    dataset = broken_copy(Path(request.getfixturevalue(source).folder), tmp_path / "broken", bad)
     config, report = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9), tmp_path / "quarantine.jsonl"
     for _ in range(2):  # a resumed run does not record them again
         with open_loader(dataset, config, report) as (plan, loader):
@@ -199,11 +189,11 @@ EXACT = [
 
 def load_one_video(
     video: bytes, length: int, device: str, decoder: Decoder, tmp_path: Path, container: str = "mp4"
-) -> tuple[ShardDataset, OneVideoPlan, dict[str, float]]:
+) -> tuple[ShardDataset, RowsPlan, dict[str, float]]:
     """Check that every frame of clips from anywhere in it is the one asked for."""
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
     width, height = dataset.samples[0].width, dataset.samples[0].height
-    plan = OneVideoPlan(length, Crop(0, 0, width, height))
+    plan = plan_one_video(length, Crop(0, 0, width, height))
     config = DataConfig(decoder=decoder, dali_share=1.0 if device == "cuda" else None)
     with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
         for index, batch in enumerate(loader.batches(0)):

@@ -2,12 +2,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 from made_videos import read_number
 from PIL import Image
 
 import preview
-from common.errors import InputError
 from figures.sheet import GAP, Layout, Row
 from model.weights.pretrained import run_config
 
@@ -37,13 +35,6 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
         assert {(b - a) % 22 for a, b in pairwise(numbers)} <= {2}
         boxes = np.abs(sheet[top : top + side].astype(int) - preview.BOX_COLOR).max(-1) < 60
         assert boxes.sum() > 4 * 200, "the crop is drawn"
-
-
-def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no dataset\.json"):
-        preview.main(preview.parse_arguments([str(tmp_path)]))
-    with pytest.raises(InputError, match=r"no key data\.flop: did you mean data\.flip"):
-        preview.parse_arguments(["shards", "data.flop=false"])
 
 
 def test_a_run_says_what_is_shown(tiny_run: Path) -> None:

@@ -24,12 +24,12 @@ def dataset(synthetic_shards) -> ShardDataset:
 def test_a_broken_line_of_the_file_hides_no_other(dataset, tmp_path, damage):
     file = tmp_path / "quarantine.jsonl"
     for sample in (3, 5):
-        Quarantine(dataset, file, 0.5).add(sample, "it is broken", clips=1)
+        Quarantine(dataset, file, 0.5).add(sample, "it is broken", 1, 0)
     file.write_bytes(damage(file.read_bytes()))
     for _ in range(2):  # the second one meets a cut line in the middle
         quarantine = Quarantine(dataset, file, 0.5)
-        quarantine.add(3, "it is broken", clips=1)
-        quarantine.add(7, "it is broken", clips=1)
+        quarantine.add(3, "it is broken", 1, 0)
+        quarantine.add(7, "it is broken", 1, 0)
     found = [line for line in file.read_bytes().splitlines() if line.startswith(b'{"key": "') and line.endswith(b"}")]
     keys = [json.loads(line)["key"] for line in found]
     assert keys[0] == dataset.samples[3].key
@@ -39,8 +39,6 @@ def test_a_broken_line_of_the_file_hides_no_other(dataset, tmp_path, damage):
 
 def test_too_many_bad_videos_end_the_run(dataset, tmp_path):
     quarantine = Quarantine(dataset, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
-    quarantine.clips = MIN_CLIPS
-    for sample in range(4):
-        quarantine.add(sample, "it is broken", clips=1)
+    quarantine.add(3, "it is broken", 4, MIN_CLIPS)
     with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"):
-        quarantine.add(4, "it is broken", clips=1)
+        quarantine.add(4, "it is broken", 5, MIN_CLIPS)

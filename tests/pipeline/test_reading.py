@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,24 +98,23 @@ def test_passing_faults_leave_no_trace(
 
 
 @pytest.mark.parametrize(
-    ("kind", "timeout", "says"),
+    ("kind", "says"),
     [
-        ("503", 0.3, r"cannot be read: "),
-        ("403", 60, r"cannot be read: no permission"),
-        ("cut", 0.3, r"cannot be read: "),
-        ("changed", 60, r"is not the file that its dataset was made with \(its sha256 differs\): upload"),
-        ("silent", 0.3, r"cannot be read: no answer in 0.3 s \(data.download_timeout_s\)"),
+        ("503", r"cannot be read: "),
+        ("403", r"cannot be read: no permission"),
+        ("cut", r"cannot be read: "),
+        ("changed", r"is not the file that its dataset was made with \(its sha256 differs\): upload"),
+        ("silent", r"cannot be read: no answer in 0.3 s \(data.download_timeout_s\)"),
     ],
 )
 def test_lasting_faults_end_in_one_sentence(
-    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, timeout: float, says: str,
-    no_pauses: None,
-) -> None:  # fmt: skip
-    config = make_config(uploaded, tmp_path, download_timeout_s=timeout)
-    loader, reader = make_loader(config, tmp_path), Reader(ShardDataset.open(config))
+    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, says: str, no_pauses: None
+) -> None:
+    loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject(kind, SHARD)  # type: ignore[arg-type]
+    client = ObjectStore(uploaded, timeout=0.3)
     in_workers = kind in ("403", "changed")  # which are not tried again: workers would make pauses
-    read = (lambda: list(islice(loader.batches(0), 3))) if in_workers else (lambda: [reader.read(5)])
+    read = partial(list, islice(loader.batches(0), 3)) if in_workers else partial(client.read_range, SHARD, 0, 9)
     with loader, pytest.raises(InputError, match=says) as failure:
         read()
     assert f"{uploaded}/{SHARD}" in str(failure.value)
@@ -297,22 +297,20 @@ def test_canonical_nodes_download_about_their_own_part(bucket: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("xdg", "expected"), [("", "home/.cache/adamae"), ("{}/xdg", "xdg/adamae"), ("relative", "home/.cache/adamae")]
+    ("home", "xdg", "expected"),
+    [
+        ("home", "", "home/.cache/adamae"),
+        ("home", "{}/xdg", "xdg/adamae"),
+        ("home", "relative", "home/.cache/adamae"),  # to be ignored, says the standard
+        ("file", "", "adamae-cache-{}"),  # there is no home: a private one
+    ],
 )
-def test_the_cache_is_in_the_users_home(tmp_path: Path, monkeypatch, xdg: str, expected: str) -> None:
-    """A relative XDG_CACHE_HOME is to be ignored, says the standard."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", xdg.format(tmp_path))
-    assert user_cache_dir() == tmp_path / expected
-    assert user_cache_dir().stat().st_mode & 0o777 == 0o700
-
-
-def test_without_a_home_the_cache_is_a_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_users_home(tmp_path: Path, monkeypatch, home: str, xdg: str, expected: str) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    monkeypatch.setenv("XDG_CACHE_HOME", xdg.format(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert user_cache_dir() == tmp_path / f"adamae-cache-{os.getuid()}"
+    assert user_cache_dir() == tmp_path / expected.format(os.getuid())
     assert user_cache_dir().stat().st_mode & 0o777 == 0o700
 
 
@@ -320,13 +318,8 @@ def test_without_a_home_the_cache_is_a_private_one(tmp_path: Path, monkeypatch: 
 def test_a_cache_that_others_could_have_made_is_refused(tmp_path: Path, monkeypatch, trap: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "adamae"
-    if trap == "link":
-        folder.symlink_to(tmp_path)
-    elif trap == "a file":
-        folder.touch()
-    else:
-        folder.mkdir()
-        folder.chmod(0o777 if trap == "open to others" else 0o700)
+    {"link": lambda: folder.symlink_to(tmp_path), "a file": folder.touch}.get(trap, folder.mkdir)()
+    folder.chmod(0o777 if trap == "open to others" else 0o700)
     if trap == "foreign":
         monkeypatch.setattr("os.getuid", lambda: 4711)
     with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):

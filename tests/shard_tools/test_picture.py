@@ -177,26 +177,37 @@ def shown_at(times_ms: list[int], fps: float, stride: int, count: int) -> list[i
     return [int(np.flatnonzero(starts <= tick)[-1]) for tick in range(0, count * stride, stride)]
 
 
-ticks_60 = [tick for tick in range(90) if tick != 33]
-PAUSES = {
-    "8 s": ([40 * n + 8_000 * (n >= 20) for n in range(40)], 25),
-    "20 s": ([40 * n + 20_000 * (n >= 20) for n in range(40)], 25),
-    "one frame of 60 is missing, in milliseconds": ([round(1000 * tick / 60) for tick in ticks_60], 60),
-    "some of 25": ([40 * tick for tick in range(30) if tick not in (5, 6, 7, 20)], 25),
+EVEN = [40 * n for n in range(40)]
+CLOCKS: dict[str, tuple[list[int], float]] = {  # the times of frames in milliseconds, and their rate
+    "a pause of 8 s": ([time + 8_000 * (time >= 800) for time in EVEN], 25),
+    "one of 20 s": ([time + 20_000 * (time >= 800) for time in EVEN], 25),
+    "a frame of 60 is missing": ([round(1000 * tick / 60) for tick in range(90) if tick != 33], 60),
+    "some of 25 are missing": ([40 * tick for tick in range(30) if tick not in (5, 6, 7, 20)], 25),
+    "rounded by the container": ([round(1000 * n * 1001 / 30000) for n in range(40)], 30000 / 1001),
+    "shaking": ([time + 7 * (time % 80 > 0) for time in EVEN], 25),
+    "begins late": ([time + 10_000 for time in EVEN], 25),
+    "begins before zero": ([time - 500 for time in EVEN], 25),
+    **{f"{count} frames": (EVEN[:count], 25) for count in (1, 2, 4, 5)},
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "container", "stride"), [*((kind, "mkv", 1) for kind in PAUSES), ("some of 25", "mp4", 3)]
-)
-def test_a_pause_keeps_the_rate_and_lasts_as_long(tmp_path: Path, kind: str, container: str, stride: int) -> None:
-    """A tick without a frame repeats the last one."""
-    times, fps = PAUSES[kind]
-    path = write(tmp_path / f"in.{container}", [numbered(n) for n in range(len(times))], times_ms=times)
-    made = stored(path, frame_stride=stride)
-    assert made.fps == pytest.approx(fps / stride)
-    assert made.num_frames == -(-(round((times[-1] - times[0]) * fps / 1000) + 1) // stride)
-    assert read_numbers(made.path) == shown_at(times, fps, stride, made.num_frames)
+@pytest.mark.parametrize("kind", CLOCKS)
+def test_clocks_are_kept(tmp_path: Path, kind: str) -> None:
+    """A pause lasts as long: a tick without a frame repeats the last one."""
+    times, fps = CLOCKS[kind]
+    path = tmp_path / ("in.mp4" if kind == "some of 25 are missing" else "in.mkv")
+    made = stored(write(path, map(numbered, range(len(times))), times_ms=times), frame_stride=3)
+    assert made.fps == pytest.approx(fps / 3, rel=2e-3)
+    assert made.num_frames == -(-(round((times[-1] - times[0]) * fps / 1000) + 1) // 3)
+    assert read_numbers(made.path) == shown_at(times, fps, 3, made.num_frames)
+
+
+def test_clocks_that_jump_or_begin_again_are_not_believed(tmp_path: Path) -> None:
+    times = [time + 3_600_000 * (time >= 800) for time in EVEN]
+    jumps = write(tmp_path / "in.mkv", map(numbered, range(40)), times_ms=times)
+    again = joined(tmp_path, [numbered(n) for n in range(20)], [numbered(n) for n in range(20, 40)])
+    for path in (jumps, again):
+        assert read_numbers(stored(path, frame_stride=4).path) == list(range(0, 40, 4))
 
 
 @pytest.mark.parametrize("gap", [0, 3])
@@ -237,29 +248,6 @@ def test_motion_jpeg_may_have_exif_and_no_container(tmp_path: Path, encode: str,
     assert (made.width, made.height, made.num_frames, made.fps) == (96, 64, 5, 25)
     shown = decode_frames(made.path.read_bytes(), range(5), 5)
     assert [read_frame_number(frame) for frame in shown] == list(range(5))
-
-
-@pytest.mark.parametrize(
-    ("times", "fps"),
-    [
-        ([round(1000 * n * 1001 / 30000) for n in range(40)], 30000 / 1001),  # rounded by the container
-        ([40 * n + 7 * (n % 2) for n in range(40)], 25),  # a shaking clock
-        ([40 * n + 10_000 for n in range(40)], 25),  # begins late
-        ([40 * n - 500 for n in range(40)], 25),  # begins before zero
-        ([40 * n + (3_600_000 if n >= 20 else 0) for n in range(40)], 25),  # a clock that jumps is not believed
-        *(([40 * n for n in range(count)], 25) for count in (1, 2, 4, 5)),  # the shortest videos
-    ],
-)
-def test_even_clocks_store_every_frame_once(tmp_path: Path, times: list[int], fps: float) -> None:
-    path = write(tmp_path / "in.mkv", [numbered(n) for n in range(len(times))], times_ms=times)
-    made = stored(path, frame_stride=4)
-    assert made.fps == pytest.approx(fps / 4, rel=2e-3)
-    assert read_numbers(made.path) == list(range(0, len(times), 4))
-
-
-def test_a_clock_that_begins_again_is_not_believed(tmp_path: Path) -> None:
-    path = joined(tmp_path, [numbered(n) for n in range(16)], [numbered(n) for n in range(16, 32)])
-    assert read_numbers(stored(path, frame_stride=4).path) == list(range(0, 32, 4))
 
 
 def joined(folder: Path, *parts: list[np.ndarray]) -> Path:

@@ -28,16 +28,13 @@ from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
 from shard_tools.build import Build, read_rejects
 from shard_tools.encoding import source
-from shard_tools.encoding.cuts import Result, StoredVideo
-from shard_tools.encoding.encode import store_segments
+from shard_tools.encoding.encode import Result, StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import Inputs, Item, Segment
 from shard_tools.settings import Settings
 from shard_tools.work import Outcome, process_job
-from shard_tools.workers import Failed
 
 NUM_FRAMES = 90  # at 30 fps
-Part = tuple[int, int]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +53,12 @@ def collect(path: Path, segments: list[Segment | None], labels: list[str] | None
     return inputs
 
 
-def build(inputs: Inputs, folder: Path, part: Part = (0, 1), jobs: Any = run_here, **settings: Any) -> None:
-    maker = Build(folder, Settings(**({"frame_stride": 1} | settings)), part)
+def build(inputs: Inputs, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
+    maker = Build(folder, Settings(**({"frame_stride": 1} | settings)))
     with maker.lock():
         while plan := maker.plan(inputs, []):
             list(maker.run(plan, inputs, lambda wanted: jobs(process_job, wanted)))
-            if maker.finish(plan) is not None:
-                return
+            maker.finish(plan)
 
 
 FRAMES = {  # of 30 a second: those shown from the start on and before the end
@@ -98,7 +94,7 @@ def test_segments_hold_exactly_their_frames(video: Path, tmp_path: Path, monkeyp
 
 
 def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard_tools.encoding.cuts.MAX_OPEN", 2)
+    monkeypatch.setattr("shard_tools.encoding.encode.MAX_OPEN", 2)
     segments = [Segment(0, 1), Segment(0, 1), Segment(0, 2), Segment(0, 1), None, Segment(0.1, 2.9)]
     build(collect(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
     found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
@@ -139,14 +135,11 @@ def test_damage_costs_only_the_segments_behind_it(video: Path, tmp_path: Path) -
     assert read_rejects(tmp_path / "out").keys() == {"a.mp4#t=1,3", "a.mp4#t=2.5,3"}
 
 
-def test_parts_interruptions_and_additions_change_nothing(
+def test_interruptions_and_additions_change_nothing(
     video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = collect(video, [Segment(start / 10, start / 10 + 0.5) for start in range(20)])
     build(inputs, tmp_path / "whole", samples_per_shard=3)
-    for part in (1, 0):
-        build(inputs, tmp_path / "parts", (part, 2), samples_per_shard=3)
-    assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
 
     def stop_early(function: Any, jobs: Any) -> Any:
         for job in jobs:
@@ -207,7 +200,7 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
     def stop_late(function: Any, jobs: Any) -> Any:
         for job in jobs:
             function(replace(job, entries=dict(islice(job.entries.items(), 2))))
-            yield job, Failed("it made no progress for 9 seconds", timed_out=True)
+            yield job, "it made no progress for 9 seconds: raise --timeout"
 
     whole = collect(video, [None])
     build(whole, tmp_path, jobs=stop_late, clip_seconds=1)

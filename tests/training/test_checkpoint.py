@@ -53,10 +53,10 @@ class Small:
         modules = {"model": self.model.state_dict()}
         return save_checkpoint(self.folder, replace(STATE, step=step), modules, self.optimizer.state_dict(), {})
 
-    def load(self, expected: TrainState = STATE) -> TrainState:
+    def load(self) -> TrainState:
         """As a run does with its newest checkpoint."""
         newest = list_checkpoints(self.folder)[-1]
-        checkpoint.check_checkpoint(newest, expected)
+        checkpoint.check_checkpoint(newest, STATE)
         return checkpoint.load_checkpoint(newest, {"model": self.model}, self.optimizer)
 
     def saved(self) -> list[str]:
@@ -74,20 +74,6 @@ def two(small) -> Path:
     """The newer one of two checkpoints."""
     small.write(1)
     return small.write(2)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"global_batch": 32}, "with 16 clips per step, and this command gives 32: set global_batch=16"),
-        ({"dataset": "others"}, r"trained on other shards than data\.shards"),
-        ({"fingerprint": "another GPU"}, "computed on ; now it would be on another GPU"),
-    ],
-)
-@pytest.mark.usefixtures("two")
-def test_a_run_with_other_steps_is_refused(small, changed, said):
-    with pytest.raises(InputError, match=said):
-        small.load(replace(STATE, **changed))
 
 
 def edit(change: Callable[[dict], object]) -> Callable[[Path], object]:

@@ -64,7 +64,10 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
     ("overrides", "said"),
     [
         ("init_from={folder}/w.safetensors", "needs a run or one of its checkpoints, and init_from=.*w.safetensors is"),
-        ("init_from={source} batch_size=2", "was trained with 4 clips per step.*with its weights alone"),
+        (
+            "init_from={source} batch_size=2",
+            "was trained with 4 clips per step, and this command gives 2: set global_batch=4.*with its weights alone",
+        ),
         ("init_from={source} model.decoder_depth=1", "step-00000006 does not fit .*: set model and task as in"),
         ("", "init_keep=optimizer continues another run: set init_from"),
     ],

@@ -97,11 +97,6 @@ def test_after_kills_at_random_moments_a_run_ends_with_the_same_weights(tiny_run
     assert [row["loss"] for row in read_rows(run)] == [row["loss"] for row in read_rows(tiny_run)]
 
 
-def test_another_configuration_in_the_same_directory_is_refused(tiny_run, arguments):
-    with pytest.raises(InputError, match=r"model.mask_ratio: 0\.75 -> 0\.5.* start a new run= with init_from="):
-        train(parse([*arguments, f"run={tiny_run}", "model.mask_ratio=0.5"]))
-
-
 def test_a_run_that_failed_before_its_first_checkpoint_may_change(arguments, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(InputError, match="/nowhere"):
