@@ -272,7 +272,7 @@ def test_a_label_that_is_no_class_of_the_shards_costs_its_video(dataset: Path, t
     with tarfile.open(dataset / "shard-000000.tar") as source:
         members = [(info.name, source.extractfile(info).read()) for info in source]  # type: ignore[union-attr]
     members[0] = members[0][0], f'{{"label": {wrong}}}'.encode()
-    items = by_source(packed(tmp_path / "shard-000000.tar", members)).values()
+    items = by_source(packed(tmp_path / "shard-000000.tar", members).parent).values()
     (problem,) = (item.problem for item in items if item.problem)
     assert "is none of the dataset's 3 classes" in problem
     assert {item.label for item in items if not item.problem} <= {"down", "left", "right"}
