@@ -19,8 +19,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.arguments import ArgumentParser
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.arguments import ArgumentParser, between
+from common.errors import InputError, parse_early, run_command
 
 OVERRIDES = (
     *("data.frame_stride", "data.fps", "data.sampling", "data.decoder", "data.num_workers", "data.prefetch"),
@@ -36,14 +36,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("overrides", nargs="*", default=[], metavar="section.key=value", help="such as data.frame_stride=2")
     add("--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory")
     add("--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors")
-    add("--clips", type=int, default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
-    add("--crops", type=int, default=1, help="crops along the longer side: 3 in the paper")
-    add("--batch-size", type=int, default=8, help="views per rank and forward pass")
+    add("--clips", type=between(1), default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
+    add("--crops", type=between(1), default=1, help="crops along the longer side: 3 in the paper")
+    add("--batch-size", type=between(1), default=8, help="views per rank and forward pass")
     add("--keep", type=float, nargs="+", default=[], help="fractions of the tokens: 0.05 0.1 0.25 0.5 1")
     add("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
     add("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
-    require_positive(options, "clips", "crops", "batch_size")
     if options.knn and (options.clips, options.crops, options.keep) != (1, 1, []):
         raise InputError("--knn compares the features of one clip: leave out --clips, --crops and --keep")
     if options.shards is None and not options.knn:

@@ -19,8 +19,8 @@ With --format npz, files are NumPy's; with --format parquet, they have a row per
 import argparse
 from pathlib import Path
 
-from common.arguments import ArgumentParser, parse_part
-from common.errors import DISK_FULL, InputError, parse_early, require_positive, run_command
+from common.arguments import ArgumentParser, between, parse_part
+from common.errors import DISK_FULL, InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -29,14 +29,14 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("input", metavar="INPUT", help="shards, videos, or a list of videos")
     add("output", metavar="OUT", type=Path, help="folder for the features")
     add("--model", required=True, help="run, checkpoint, export, another project's file, or hf://user/name")
-    add("--window", type=int, metavar="T", help="frames per window; default: as trained")
-    add("--stride", type=int, metavar="N", help="frames from window to window; default: a whole window")
+    add("--window", type=between(1), metavar="T", help="frames per window; default: as trained")
+    add("--stride", type=between(1), metavar="N", help="frames from window to window; default: a whole window")
     rate = parser.add_mutually_exclusive_group()
-    rate.add_argument("--frame-stride", type=int, metavar="N", help="in source frames; default: the run's, else 4")
-    rate.add_argument("--fps", type=float, help="sampled frames per second; of fewer, some are repeated")
+    rate.add_argument("--frame-stride", type=between(1), metavar="N", help="source frames; default: the run's, else 4")
+    rate.add_argument("--fps", type=between(1, kind=float), help="sampled frames per second; some may repeat")
     add("--pad", action="store_true", help="windows end at the first frame and at every --stride-th after it")
     add("--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained")
-    add("--batch-size", type=int, default=8, metavar="B", help="windows per forward pass (default 8)")
+    add("--batch-size", type=between(1), default=8, metavar="B", help="windows per forward pass (default 8)")
     add("--keep", type=float, default=1.0, metavar="FRACTION", help="encode only what the token sampler selects")
     add("--tokens", action="store_true", help="also the features of every token, in fp16")
     add("--format", choices=("safetensors", "npz", "parquet"), default="safetensors", help="(default safetensors)")
@@ -45,7 +45,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
-    require_positive(options, "batch_size", "window", "stride", "frame_stride", "fps")
     if options.tokens and options.format == "parquet":
         raise InputError("--format parquet is for features alone: choose npz or safetensors with --tokens")
     if options.tokens and options.keep != 1:

@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.arguments import ArgumentParser
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.arguments import ArgumentParser, between
+from common.errors import InputError, parse_early, run_command
 from training.config import parse
 
 
@@ -21,10 +21,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
     add("--config", metavar="FILE", help="config of the run")
     add("--output", type=Path, default=Path("preview"), help="output folder")
-    add("--num-clips", type=int, default=4, help="number of clips")
+    add("--num-clips", type=between(1), default=4, help="number of clips")
     add("--first", type=int, default=0, help="number of the batch to show")
     options = parser.parse_intermixed_args(arguments)
-    require_positive(options, "num_clips")
     file = ["--config", options.config] if options.config else []
     options.config = parse([*file, f"data.shards={options.shards}", "data.weights=null", *options.overrides])
     return options

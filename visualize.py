@@ -9,8 +9,8 @@ start from.
 import argparse
 from pathlib import Path
 
-from common.arguments import ArgumentParser
-from common.errors import InputError, parse_early, require_positive, run_command
+from common.arguments import ArgumentParser, between
+from common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -20,15 +20,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
     add("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory, or here")
     add("--mask-ratio", type=float, metavar="R", help="default: the run's")
-    add("--frame-stride", type=int, metavar="N", help="source frame stride; default: the run's")
-    add("--clips", type=int, default=8, metavar="N", help="videos per folder (default 8)")
+    add("--frame-stride", type=between(1), metavar="N", help="source frame stride; default: the run's")
+    add("--clips", type=between(1), default=8, metavar="N", help="videos per folder (default 8)")
     add("--seed", type=int, default=0, help="seed of the masks")
     add(
         "--compare", nargs="+", action="extend", default=[], metavar="RUN", help="other runs or checkpoints, to compare"
     )
-    options = parser.parse_args(arguments)
-    require_positive(options, "frame_stride", "clips")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common.logging import escape, log
 
@@ -69,14 +69,6 @@ def parse_early(parse: Callable[[list[str]], T]) -> T:
     """
     with _exit_on_error():
         return parse(sys.argv[1:])
-
-
-def require_positive(options: Any, *names: str) -> None:
-    """Raise InputError for the first of these parsed options that is below 1; None is none given."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} is {value}: must be at least 1")
 
 
 @contextmanager

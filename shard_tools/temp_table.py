@@ -53,6 +53,8 @@ def explain_full_disk() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith(("SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_IOERR")):
+            raise
         raise InputError(
             f"the list of all videos does not fit on the disk for temporary files ({error}): free some space, or set"
             f" SQLITE_TMPDIR to a folder with {BYTES_PER_VIDEO} bytes per video"

@@ -248,7 +248,7 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
         ("", r"the following arguments are required: checkpoint.*; `.*--help` lists every option"),
         ("run", "what is run to be evaluated on.* give a labeled dataset folder as SHARDS"),
         ("run shards --batchsize 2", "there is no option --batchsize: did you mean --batch-size"),
-        ("run shards --clips two", "--clips: invalid int value: 'two'"),
+        ("run shards --clips two", "--clips: invalid number value: 'two'"),
         ("run shards model.num_frames=8", "model.num_frames changes nothing in an evaluation"),
         ("run shards --knn shards --clips 2", "leave out --clips"),
     ],
