@@ -264,7 +264,8 @@ FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [
     (MIXED, {"unlabeled": True}, dict.fromkeys(MIXED)),
     (MIXED, {"asks": False}, dict.fromkeys(MIXED)),
     (MIXED, {"label": "folder"}, {"full/a.mp4": "full", "parts/a.mp4": "parts", "parts/b.mp4": "parts"}),
-    (METADATA, {}, "train/metadata.jsonl describes the videos of its folder alone: give one of the folders"),
+    (METADATA, {}, "has several subsets, test, train: give --subset"),
+    (METADATA, {"subset": "test"}, "test has no metadata, as other folders beside it have: give one"),
     *(([name], {}, rf"no video found in .*; skipped 1 {NO_VIDEOS[name]}.*: {re.escape(name)}") for name in NO_VIDEOS),
 ]  # fmt: skip
 
@@ -277,6 +278,14 @@ def test_folders_are_classes_or_subsets(tmp_path: Path, files: list[str], choice
             read_inputs(str(tmp_path), ListOptions(**choices))
     else:
         assert labels_by_name(tmp_path, **choices) == expected
+
+
+def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
+    tables = {"train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n', "docs/a.txt": "no videos"}
+    tables["test/metadata.csv"] = "file_name,label\n1.mp4,cat\n"
+    make_folder(tmp_path, {"train/1.mp4": "", "test/1.mp4": "", **tables})
+    assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
+    assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
