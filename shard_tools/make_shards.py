@@ -2,10 +2,10 @@
 
     python shard_tools/make_shards.py INPUT OUTPUT
 
-INPUT: a folder (sub-folders are classes), a list of any published form (lines, CSV, TSV, JSON, JSON lines, Parquet;
-'lists/*.txt' for several), tars of raw videos, or a URL. --dry-run says how it is understood. Every video ends up in a
-shard or, with a reason, in OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run, or to add
-new videos of INPUT.
+INPUT: a folder (sub-folders are classes), a list of any published form (lines, CSV, TSV, JSON, JSON lines, Parquet; -
+for stdin; 'lists/*.txt' for several), tars of raw videos, or a URL. --dry-run says how it is understood. Every video
+ends up in a shard or, with a reason, in OUTPUT/rejected.jsonl. Run the same command again to resume an interrupted run,
+or to add new videos of INPUT.
 """
 
 import argparse
@@ -48,7 +48,7 @@ MAX_TIMEOUT_S = 1e9  # of a timer
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("input", help="folder, list, tar or URL")
+    parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
     parser.add_argument("output", help="folder for the dataset")
     what = parser.add_argument_group("what to read")
     what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
@@ -109,7 +109,7 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     splits = [name for name, _ in arguments.split]
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
     is_inside = not is_remote(inputs) and is_folder and Path(output).resolve().is_relative_to(Path(inputs).resolve())
-    wrong_share = share is not None and (splits or not 0 < share < 1)
+    wrong_share = share is not None and (splits or inputs == "-" or not 0 < share < 1)
     has_labels = arguments.label_column or arguments.unlabeled
     copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
     mistakes = {

@@ -2,6 +2,10 @@
 
 import glob
 import re
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from common.errors import InputError
@@ -24,12 +28,17 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging 
 def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skipped | None = None) -> Inputs:
     """Find all videos of `inputs`; `skipped` counts files without a video's name.
 
-    `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list,
-    lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
+    `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list (-: on
+    stdin), lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
     """
     skipped, options = skipped or Skipped(), options or ListOptions()
     found, path = Inputs(), Path(inputs)
-    if is_remote(inputs):
+    if inputs == "-":
+        with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.flush()
+            _read_list(Path(copy.name), found, replace(options, root=options.root or "."), where="stdin")
+    elif is_remote(inputs):
         found.add(folders.list_url(inputs, skipped))
         found.label_by_folder(options, inputs)
     elif path.is_dir():
@@ -54,8 +63,8 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
     return found
 
 
-def _read_list(path: Path, found: Inputs, options: ListOptions, prefix: str = "") -> None:
-    reader = ListReader(path, options)
+def _read_list(path: Path, found: Inputs, options: ListOptions, prefix: str = "", where: str = "") -> None:
+    reader = ListReader(path, options, where or str(path))
     found.add(item._replace(source=prefix + item.source) for item in reader.read())
     found.notes.append(reader.describe())
 

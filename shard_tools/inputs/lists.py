@@ -25,8 +25,8 @@ FEW_CAPTIONS, MIN_CAPTIONS, CAPTION_WORDS = 5, 20, 3  # with fewer rows, labels 
 class ListReader:
     """Reads one list; `describe` is complete once all items were taken."""
 
-    def __init__(self, path: Path, options: ListOptions) -> None:
-        self.where, self.options = str(path), options
+    def __init__(self, path: Path, options: ListOptions, where: str) -> None:
+        self.where, self.options = where, options
         if options.root and not Path(options.root).is_dir():
             raise InputError(f"--root {options.root} is no folder: give the one that the list's paths are relative to")
         roots = [Path(options.root)] if options.root else [*dict.fromkeys([path.parent, path.parent.parent, Path()])]

@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -115,12 +116,13 @@ def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path
     assert len([item for item in items if item.problem]) == 1
 
 
-def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(clips: Path) -> None:
+def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4", os.fsdecode(b"caf\xe9.mp4")]
     make_folder(clips, dict.fromkeys(names, ""))
     (clips / "list").write_bytes(b"".join(os.fsencode(name) + b"\n" for name in names))
-    items = read_inputs(str(clips / "list"))
-    assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper((clips / "list").open("rb"), encoding="utf-8"))
+    for items in (read_inputs(str(clips / "list")), read_inputs("-", ListOptions(root=str(clips)))):
+        assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
 
 
 def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
