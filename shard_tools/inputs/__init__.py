@@ -1,6 +1,7 @@
 """What to shard: find the videos of a folder, a list or an archive, and give each a name, a label and a location."""
 
 import glob
+import re
 from pathlib import Path
 
 from common.errors import InputError
@@ -53,19 +54,26 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
     return found
 
 
-def _read_list(path: Path, found: Inputs, options: ListOptions) -> None:
+def _read_list(path: Path, found: Inputs, options: ListOptions, prefix: str = "") -> None:
     reader = ListReader(path, options)
-    found.add(reader.read())
+    found.add(item._replace(source=prefix + item.source) for item in reader.read())
     found.notes.append(reader.describe())
 
 
 def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipped) -> None:
-    """Read the first that there is: metadata, a data set of LeRobot, videos, tars, folders of frames."""
-    if tables := [path / name for name in METADATA if (path / name).is_file()]:
-        _read_list(tables[0], found, options)
+    """Read the first that there is: metadata, a data set of LeRobot, videos, tars, tables, folders of frames."""
+    inner = [folder for folder in sorted(path.glob("*/")) if not folders.is_hidden(folder.name)]
+    if table := _find_metadata(path):
+        _read_list(table, found, options)
         return
-    if splits := [table for name in METADATA for table in path.glob(f"*/{name}")]:
-        raise InputError(f"{splits[0]} describes the videos of its folder alone: give one of the folders of {path}")
+    if any(map(_find_metadata, inner)):
+        inner = [folder for folder in inner if _find_metadata(folder) or any(folders.list_folder(folder, Skipped()))]
+        for folder in _choose_subset(inner, options, path):
+            if not (table := _find_metadata(folder)):
+                what = f"{folder} has no metadata, as other folders beside it have"
+                raise InputError(f"{what}: give one of these as INPUT")
+            _read_list(table, found, options, f"{folder.name}/")
+        return
     if sets := folders.find_lerobot_sets(path):
         for folder in sets:
             found.add(folders.list_episodes(folder, path))
@@ -80,8 +88,25 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
         return
     for tar in tars:
         skipped.add("tars, which are read only where no videos lie beside them", tar.name)
+    if not len(found) and (names := sorted(skipped.take(folders.PARQUET))):
+        tables = [path / name for name in names if not (path / name).with_suffix(".tar").exists()]  # video2dataset's
+        for table in _choose_subset(tables, options, path):
+            _read_list(table, found, options)
+        return
     if not len(found) and (frames := skipped.take(folders.FRAME_FOLDERS)):
         found.add(Item(name, str((path / name).absolute())) for name in frames)
         note = "folders of numbered pictures are read as videos, a picture a frame: no photos should be among them"
         found.notes.append(f"{len(found)} {note}")
     found.label_by_folder(options, str(path))
+
+
+def _find_metadata(folder: Path) -> Path | None:
+    return next((folder / name for name in METADATA if (folder / name).is_file()), None)
+
+
+def _choose_subset(places: list[Path], options: ListOptions, where: Path) -> list[Path]:
+    """Leave out folders, or tables, of subsets that are not wanted, if all are called by subsets."""
+    names = {place: re.split("[-.]", place.name)[0] for place in places}  # train-00000-of-00002.parquet
+    groups = {name: folders.GROUPS.get(name.lower()) for name in names.values()}
+    unwanted = folders.choose_subset(groups, options.subset, str(where)) if all(groups.values()) else set()
+    return [place for place in places if names[place] not in unwanted]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from common.errors import InputError
 from shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
-from shard_tools.inputs.item import Segment
+from shard_tools.inputs.item import ParquetCell, Segment
 from shard_tools.temp_table import SURROGATES
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
@@ -71,7 +71,7 @@ def to_path(cell: Any) -> str:
 def is_missing(cell: Any) -> bool:
     if isinstance(cell, str):
         return cell.strip().lower() in MISSING
-    return cell is None or cell != cell  # NaN alone differs from itself
+    return cell is None or isinstance(cell, ParquetCell) or cell != cell  # NaN
 
 
 def parse_time(cell: Any) -> float | None:
@@ -94,7 +94,7 @@ def parse_nested(cell: Any) -> Any:
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
                 cell = parse(cell)
                 break
-    return list(cell) if isinstance(cell, (tuple, set)) else cell
+    return list(cell) if type(cell) in (tuple, set) else cell
 
 
 def parse_pair(cell: Any) -> list[Any]:

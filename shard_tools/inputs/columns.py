@@ -11,7 +11,7 @@ from shard_tools.inputs.cells import Row, Times, get_cell, parse_time, to_path, 
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.inputs.formats import Format, get_unit, to_key
-from shard_tools.inputs.item import FOLDER, NONE, ListOptions
+from shard_tools.inputs.item import FOLDER, NONE, ListOptions, ParquetCell
 from shard_tools.inputs.table_reader import Table
 
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
@@ -117,7 +117,10 @@ class Columns:
         return None
 
     def _find_path(self) -> Column:
-        """Find the column of paths: the one whose cells are files, or that is called so."""
+        """Find the column of paths: the one whose cells are files, or videos, or that is called so."""
+        videos = [self.columns[n] for n, cell in enumerate(self.table.sample[0]) if isinstance(cell, ParquetCell)]
+        if len(videos) > 1 and not self.options.path:
+            raise self.error(f"{list_names(videos)} may each be the video", "give --path-column")
         if self.options.path or not self.table.columns or self.table.num_found:
             return self._resolve("path") or self.columns[self.table.column]
         if named := [column for role in formats.PATHS for column in self.columns if column.role == role]:

@@ -20,6 +20,7 @@ LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FRAME_FOLDERS = "folders of frames beside videos"
 TABLES = "tables and texts: give a list of videos itself as INPUT"
+PARQUET = "tables in Parquet, which are read where no videos lie beside them"
 NUM_LOOKED_AT = 100  # entries of a folder
 PART = re.compile(  # of video2dataset and others; days, cameras, recordings
     r"\d{5,}|\d{4}[-_.]\d\d[-_.]\d\d.*|(part|chunk|shard|batch|cam|camera|view|session|rec|recording|episode)[-_]?\d+",
@@ -43,7 +44,8 @@ KINDS = {  # what else files are by their names, and what to do about them
     "arrays: save the frames of each video as an .npy": r"\.(npz|h5|hdf5|mat|pkl|pickle|pt|zarr)$",
     "raw frames: give them a header (ffmpeg -s WIDTHxHEIGHT -i IN.yuv OUT.y4m)": r"\.(yuv|rgb)$",
     "playlists of streams: save each as a file (ffmpeg -i PLAYLIST -c copy VIDEO.mp4)": r"\.(m3u8|mpd)$",
-    TABLES: r"\.(csv|tsv|txt|json|jsonl|ndjson|parquet|xlsx?|xml)$",
+    TABLES: r"\.(csv|tsv|txt|json|jsonl|ndjson|xlsx?|xml)$",
+    PARQUET: r"\.parquet$",
 }  # fmt: skip
 
 

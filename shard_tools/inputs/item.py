@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,27 @@ class TarMember(NamedTuple):
             return archive.read(self.size)
 
 
+class ParquetCell(NamedTuple):
+    """A video in a table: a cell of a Parquet file."""
+
+    archive: str
+    row_group: int
+    row: int  # in its group
+    column: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self) -> bytes:
+        """Decode the pages of its column up to this row; whole groups of videos may be larger than memory."""
+        file = import_pyarrow(self.archive).ParquetFile(self.archive)
+        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
+        (batch,) = islice(batches, self.row, self.row + 1)
+        (cell,) = batch.column(0).to_pylist()
+        return (cell["bytes"] if isinstance(cell, dict) else cell) or b""
+
+
 def import_pyarrow(where: str) -> Any:
     """Import pyarrow.parquet, which is heavy and needed for Parquet alone."""
     try:
@@ -43,7 +65,7 @@ def import_pyarrow(where: str) -> Any:
     return pyarrow.parquet
 
 
-Location = str | TarMember  # a path, a URL, or in a tar
+Location = str | TarMember | ParquetCell  # a path, a URL, or in an archive
 
 
 class Segment(NamedTuple):

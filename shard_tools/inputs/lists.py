@@ -16,7 +16,7 @@ from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import Columns
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS, KINDS, choose_subset, classify_name, has_video_extension
-from shard_tools.inputs.item import Item, ListOptions, Segment
+from shard_tools.inputs.item import Item, ListOptions, ParquetCell, Segment
 from shard_tools.inputs.table_reader import Table, choose_table, list_tables
 
 FEW_CAPTIONS, MIN_CAPTIONS, CAPTION_WORDS = 5, 20, 3  # with fewer rows, labels that are all different are believed
@@ -98,6 +98,8 @@ class ListReader:
             return self._reject(row, "this row names no video")
         labels, fields = self._read_labels(row), cells.dump_fields(columns.names, row, columns.fields)
         segment, problem = cells.read_segment(row, columns.times) if columns.times else (None, None)
+        if isinstance(cell := get_cell(row, columns.path), ParquetCell):
+            return Item(cell.name, cell, labels, 0, problem, segment, fields)
         found = finder.find(name)
         if segment and (trimmed := self._find_trimmed(name, segment)):
             found, segment = trimmed, None

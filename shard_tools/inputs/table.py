@@ -21,6 +21,7 @@ from shard_tools.inputs.item import (
     Item,
     ListOptions,
     Location,
+    ParquetCell,
     Segment,
     Skipped,
     TarMember,
@@ -261,7 +262,8 @@ def _to_item(row: list[Any]) -> Item:
     source, location, labels, size, problem, segment, fields = row
     names = None if labels is None else tuple(json.loads(labels))
     part = Segment.parse(segment) if segment else None
-    place = TarMember(*json.loads(location)) if location.startswith("[") else location
+    values = json.loads(location) if location.startswith("[") else []
+    place = TarMember(*values) if len(values) == 4 else ParquetCell(*values) if values else location
     return Item(source, place, names, size, problem, part, fields)
 
 

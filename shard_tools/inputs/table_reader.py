@@ -21,7 +21,7 @@ from pipeline.reading.storage import is_remote
 from shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
 from shard_tools.inputs.folders import has_video_extension
 from shard_tools.inputs.formats import is_known
-from shard_tools.inputs.item import import_pyarrow
+from shard_tools.inputs.item import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 NUM_BYTES = 2**20  # at the beginning, which show the encoding
@@ -39,6 +39,7 @@ ENCODINGS = {  # by the first bytes, and by those of a first letter or bracket
     rb"[ -~]\0[^\0]": "utf-16-le", rb"\0[ -~]\0": "utf-16-be",
 }  # fmt: skip
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+VIDEO_TYPES = (None, "Value", "Video")  # of columns, as Hugging Face says; others are pictures and sounds
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
 IsFile = Callable[[str], bool]  # whether a cell names a video that is there
 ReadLines = Callable[[], Iterator[str]]
@@ -122,7 +123,8 @@ def _score(table: Table, is_file: IsFile) -> Table:
         named = (get_cell(row, column) for row in chosen)
         cells = [str(cell).strip() for cell in named if isinstance(cell, (str, int))]
         similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
-        counts.append((sum(map(is_file, cells)), similar, -column))
+        videos = sum(isinstance(get_cell(row, column), ParquetCell) for row in chosen)
+        counts.append((videos + sum(map(is_file, cells)), similar, -column))
     found, similar, column = max(counts, default=(0, 0, 0))
     first = [_to_name(cell) for cell in rows[0]]
     path = first[-column] if -column < len(first) else ""
@@ -239,20 +241,40 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path, where: str) -> Table:
+    """Read values, with the names of classes, and where videos are: in binary cells, or in {bytes, path}, as Hugging
+    Face writes."""
     parquet = import_pyarrow(where)
     try:
-        schema = parquet.ParquetFile(path).schema_arrow
+        file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
-    columns = [field.name for field in schema if "binary" not in str(field.type)]
-    binary = ", ".join(name for name in schema.names if name not in columns)
-    form = "Parquet" + f" without {binary}, whose videos or pictures in cells are not read: unpack them" * bool(binary)
+    schema = file.schema_arrow
+    leaves = [file.schema.column(number) for number in range(len(file.schema))]
+    binary = [it.path for it in leaves if "BYTE_ARRAY" in it.physical_type and it.logical_type.type == "NONE"]
+    info = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {})
+    features = {name: it for name, it in info.get("features", {}).items() if isinstance(it, dict)}
+    kinds = {name: feature.get("_type") for name, feature in features.items()}
+    classes = {name: dict(enumerate(features[name]["names"])) for name in kinds if kinds[name] == "ClassLabel"}
+    packed = {name: leaf for leaf in binary if (name := leaf.removesuffix(".bytes")) in schema.names}
+    firsts = {name: ParquetCell(str(path), 0, 0, leaf, "") for name, leaf in packed.items() if file.metadata.num_rows}
+    videos = {name for name, cell in firsts.items() if kinds.get(name) in VIDEO_TYPES and cell.read()}
+    unread = ", ".join(name for name in packed if name not in videos)
 
     def read_records() -> Iterator[dict[str, Any]]:
-        batches = parquet.ParquetFile(path).iter_batches(columns=columns)
-        return chain.from_iterable(batch.to_pylist() for batch in batches)
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        places = ((number, row) for number, group in enumerate(groups) for row in range(group.num_rows))
+        batches = file.iter_batches(columns=[leaf.path for leaf in leaves if leaf.path not in binary])
+        records = chain.from_iterable(batch.to_pylist() for batch in batches)
+        for number, ((group, row), record) in enumerate(zip(places, records, strict=True)):
+            record |= {name: names.get(record.get(name)) for name, names in classes.items()}  # -1: none
+            for name, leaf in packed.items():
+                own_path = (record.get(name) or {}).get("path")
+                base = f"{number:06d}-{(own_path or 'video.mp4').rpartition('/')[2]}"
+                video = ParquetCell(str(path.absolute()), group, row, leaf, f"{path.name}/{base}")
+                record[name] = video if name in videos else own_path
+            yield record
 
-    return _read_records(where, form, read_records)
+    return _read_records(where, "Parquet" + f" without the bytes of {unread}" * bool(unread), read_records)
 
 
 def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:

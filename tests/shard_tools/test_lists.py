@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import make, make_folder
+from shard_making import all_samples, make, make_folder, video_bytes
 
 from common.errors import InputError
 from shard_tools.inputs import ListOptions, read_inputs, read_label_map
@@ -264,7 +264,8 @@ FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [
     (MIXED, {"unlabeled": True}, dict.fromkeys(MIXED)),
     (MIXED, {"asks": False}, dict.fromkeys(MIXED)),
     (MIXED, {"label": "folder"}, {"full/a.mp4": "full", "parts/a.mp4": "parts", "parts/b.mp4": "parts"}),
-    (METADATA, {}, "train/metadata.jsonl describes the videos of its folder alone: give one of the folders"),
+    (METADATA, {}, "has several subsets, test, train: give --subset"),
+    (METADATA, {"subset": "test"}, "test has no metadata, as other folders beside it have: give one"),
     *(([name], {}, rf"no video found in .*; skipped 1 {NO_VIDEOS[name]}.*: {re.escape(name)}") for name in NO_VIDEOS),
 ]  # fmt: skip
 
@@ -277,6 +278,14 @@ def test_folders_are_classes_or_subsets(tmp_path: Path, files: list[str], choice
             read_inputs(str(tmp_path), ListOptions(**choices))
     else:
         assert labels_by_name(tmp_path, **choices) == expected
+
+
+def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
+    tables = {"train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n', "docs/a.txt": "no videos"}
+    tables["test/metadata.csv"] = "file_name,label\n1.mp4,cat\n"
+    make_folder(tmp_path, {"train/1.mp4": "", "test/1.mp4": "", **tables})
+    assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
+    assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
@@ -316,15 +325,42 @@ def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> 
     assert labels_by_name(tmp_path / "list.csv", start="none") == {name: "run"}
 
 
-def test_parquet_is_a_list_without_its_binary_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_holds_paths_or_videos(tmp_path: Path, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    features = {"label": {"names": ["run", "walk"], "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+
+    def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), path, **options)
+        return path
+
+    videos = [generate("--num-frames", "4", "--seed", str(seed)).read_bytes() for seed in (1, 2, 3)]
+    cells = [{"bytes": video, "path": "videos/a.mp4" if n else None} for n, video in enumerate(videos)]
+    image = [{"bytes": b"x", "path": "c"}] * 3
+    table = {"image": image, "video": cells, "label": [1, 0, 1], "times": [[1, 2, 3, 4, 5]] * 3}
+    write(tmp_path / "in/data/train-00000-of-00001.parquet", table, row_group_size=2)
+    write(tmp_path / "in/data/test-00000-of-00001.parquet", {"video": cells, "label": [1, 1, 1]})
+    with pytest.raises(InputError, match="has several subsets, test, train: give --subset"):
+        read_inputs(str(tmp_path / "in"))
+    place, out = "train-00000-of-00001.parquet/00000", tmp_path / "out"
+    expected = {f"{place}0-video.mp4": "walk", f"{place}1-a.mp4": "run", f"{place}2-a.mp4": "walk"}
+    assert labels_by_name(tmp_path / "in", subset="train") == expected
+    assert make(tmp_path / "in", out, "--encode", "copy", "--subset", "train") == 0
+    stored = {sample.source: video_bytes(out, shard, sample) for shard, sample in all_samples(out)}
+    assert stored == dict(zip(expected, videos, strict=True))
+    assert len(labels_by_name(write(tmp_path / "list", {"mp4": videos}))) == 3
+    with pytest.raises(InputError, match=r"video, mp4 may each be the video; .*: give --path-column"):
+        read_inputs(str(write(tmp_path / "list", {"video": cells, "mp4": videos})))
+
     make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
-    table = {"file_name": ["a.mp4", "b.mp4"], "label": ["run", "walk"], "image": [{"bytes": b"x", "path": "c"}] * 2}
-    parquet.write_table(pyarrow.table(table), tmp_path / "list")
-    assert labels_by_name(tmp_path / "list") == dict(AB)
-    parquet.write_table(pyarrow.table({"video": [b"a", b"b"], "label": [1, 2]}), tmp_path / "list")
-    with pytest.raises(InputError, match=r"\(Parquet without video, whose .* are not read: unpack them\): no column"):
-        read_inputs(str(tmp_path / "list"))
+    paths = pyarrow.array([{"bytes": None, "path": f"{name}.mp4"} for name in "ab"], pyarrow.array(cells).type)
+    names = labels_by_name(write(tmp_path / "list", {"video": paths, "label": [1, -1]}))
+    assert names == {"a.mp4": "walk", "b.mp4": None}, "-1 is no class"
+    table = {"file_name": ["a.mp4", "b.mp4"], "class": ["run", "walk"], "image": image[:2]}
+    assert labels_by_name(write(tmp_path / "list", table)) == dict(AB)
+    with pytest.raises(InputError, match=r"\(Parquet without the bytes of image\): no column names videos"):
+        read_inputs(str(write(tmp_path / "list", {"image": image})))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match="is Parquet, which needs pyarrow: pip install pyarrow"):
         read_inputs(str(tmp_path / "list"))
