@@ -176,8 +176,9 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
     for (strategy, ratio), group in groups.items():
         line: Row = {"strategy": strategy, "mask_ratio": ratio, "seeds": len(group)}
         bases = {"gain": (BASELINE, ratio), "over_scratch": (SCRATCH, None)}
-        for name in (name for name in MEASURES if name in group[0]):
-            values = {row["seed"]: row[name] for row in group}
+        for name in MEASURES:
+            if not (values := {row["seed"]: row[name] for row in group if name in row}):
+                continue
             line |= {name: statistics.mean(values.values()), f"{name}_std": deviation(values.values())}
             for title, base in bases.items():
                 others = {row["seed"]: row[name] for row in groups.get(base, []) if name in row}

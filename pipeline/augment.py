@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from common.devices import to_device
+from pipeline.decoding.decode_worker import LoadedClip
 from pipeline.planning.augmentations import EraseBox
 from pipeline.planning.plan import PlanRow
 
@@ -23,7 +24,7 @@ NOISE_MEAN, NOISE_STD = 116, 58  # ImageNet's, in gray levels
 Frames = UInt8[Tensor, "T C H W"]
 
 
-def augment(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow]) -> UInt8[Tensor, "B T H W C"]:
+def augment(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow | LoadedClip]) -> UInt8[Tensor, "B T H W C"]:
     """Apply each clip's operations in order, then fill its erased box with noise of ImageNet's statistics."""
     aspect = clips.shape[2] / clips.shape[3]
     warps = [AFFINE[name](strength, aspect) for row in rows for name, strength in row.augment_ops if name in AFFINE]

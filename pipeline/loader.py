@@ -307,16 +307,16 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _make_batch(self, batch: PendingBatch) -> Batch:
         clips = self._await_upload(batch)
         loaded: list[LoadedClip] = [clip for result in batch.chunks for clip in result.clips]
-        if any(clip.row.augment_ops or clip.row.erase_box for clip in loaded):
+        if any(clip.augment_ops or clip.erase_box for clip in loaded):
             from pipeline.augment import augment  # torchvision takes a second to import; only fine-tuning needs it
 
-            clips = augment(clips, [clip.row for clip in loaded])
+            clips = augment(clips, loaded)
         if self._dataset.info.multi_label:
             labels = to_device(self._dataset.mark_classes(clip.labels for clip in loaded), self._device)
         else:  # no label, or several ones in other samples of a mix: none
             labels = to_device([clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device)
         self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
         return Batch(
-            clips, labels, [clip.key for clip in loaded], [clip.row.position for clip in loaded],
+            clips, labels, [clip.key for clip in loaded], [clip.position for clip in loaded],
             fields={name: [clip.fields[i] for clip in loaded] for i, name in enumerate(self.config.fields)},
         )  # fmt: skip

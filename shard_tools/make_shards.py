@@ -208,7 +208,7 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     info = build.info
     if not info.shards:
         raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
-    for what, groups in (("names", info.report["duplicates"]), ("labels", info.report["conflicts"])):
+    for what, groups in (("names", info.report.get("duplicates")), ("labels", info.report.get("conflicts"))):
         if groups:
             found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
             names = ", ".join(map(printable, groups[0][:3]))

@@ -154,7 +154,7 @@ def test_features_are_colored_by_their_principal_components() -> None:
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
         (["damaged", "a.mp4"], "config.yaml is damaged"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
-        (["run", "a.mp4", "--clips", "0"], "--clips is 0"),
+        (["run", "a.mp4", "--clips", "0"], "--clips: it must be at least 1, not 0"),
         (["run", "a.mp4", "--compare", "shorter.safetensors"], "another shape"),
         (["classifier.safetensors", "a.mp4"], "classifier.safetensors has no decoder, only an encoder"),
     ],

@@ -30,6 +30,7 @@ from pipeline.decoding.colors import CHROMA_PLACES
 from pipeline.decoding.joining import DaliPolicy, EncodedVideo, find_groups
 from pipeline.decoding.planes import PlanarFrames
 from pipeline.decoding.sources import find_source
+from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.plan import ClipPlan, PlanRow
 from pipeline.reading.reader import LookAhead, Reader
 from pipeline.shards.dataset import ShardDataset
@@ -60,10 +61,12 @@ class Chunk(NamedTuple):
 class LoadedClip(NamedTuple):
     """What the loader's process needs to know of a clip, which saves it from looking into the tables."""
 
-    row: PlanRow
+    position: int
     key: str
     labels: tuple[int, ...]
     fields: list[Any]  # values of data.fields
+    augment_ops: tuple[AugmentOp, ...]
+    erase_box: EraseBox | None
     image: int | None  # byte of the block at which its RGB begins; None: it is in the tables, or DALI's
 
 
@@ -213,7 +216,8 @@ class ChunkWriter:
             raise
         fields = [sample.fields.get(name) for name in self._setup.config.fields]
         for row in rows:
-            result.clips.append(LoadedClip(row, sample.key, sample.labels or (), fields, image))
+            augmentation = row.augment_ops, row.erase_box  # whole rows would cost the loader's process .1 ms a batch
+            result.clips.append(LoadedClip(row.position, sample.key, sample.labels or (), fields, *augmentation, image))
             image = None if image is None else image + self._layout.clip_bytes
         result.counts.update(videos_read=1, bytes_read=len(video.data), frames_decoded=num_decoded)
 

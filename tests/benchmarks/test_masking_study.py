@@ -76,6 +76,7 @@ def test_gains_are_paired_by_seed() -> None:
     assert last["strategy"] == "scratch"
     assert summarize(other[:1])[0]["finetune_top1_std"] is None
     assert "finetune_top1_gain" not in summarize([*random[:1], *other[1:]])[0], "of other seeds"
+    assert summarize([random[0], random[1] | {"linear_top1": 0.4}])[0]["linear_top1"] == 0.4, "not measured of all"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
