@@ -152,14 +152,15 @@ def plot_memory(rows: Sequence[Row]) -> Figure:
 
 def plot_few_clips() -> Figure:
     """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
-    top1 = {f"{row['features']}, linear": row["linear_top1"] for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json")}
+    features = [row for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json") if "knn_top1" in row]
+    top1 = {f"{row['features']}, linear": row["linear_top1"] for row in features}
     for row in read_rows(f"{FEW_CLIPS}/masking_study.json"):
         masking, _, settings = row["strategy"].partition(":")
         name = "from scratch" if masking == "scratch" else f"pre-trained, {masking} masks"
         name += f", {settings}" if settings else ""
         top1 |= {f"{name}, {title}": row[key] for key, title in MEASURES.items() if key in row}
     top1 = dict(sorted(top1.items(), key=itemgetter(1)))
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     errors = [(p * (1 - p) / NUM_TEST_CLIPS) ** 0.5 for p in top1.values()]
     colors = [BLUE if "fine-tuned" in name else GRAY for name in top1]
