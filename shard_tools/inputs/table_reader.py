@@ -256,7 +256,8 @@ def _read_parquet(path: Path, where: str) -> Table:
     kinds = {name: feature.get("_type") for name, feature in features.items()}
     classes = {name: dict(enumerate(features[name]["names"])) for name in kinds if kinds[name] == "ClassLabel"}
     packed = {name: leaf for leaf in binary if (name := leaf.removesuffix(".bytes")) in schema.names}
-    firsts = {name: ParquetCell(str(path), 0, 0, leaf, "") for name, leaf in packed.items() if file.metadata.num_rows}
+    filled = [number for number in range(file.num_row_groups) if file.metadata.row_group(number).num_rows]
+    firsts = {name: ParquetCell(str(path), filled[0], 0, leaf, "") for name, leaf in packed.items() if filled}
     videos = {name for name, cell in firsts.items() if kinds.get(name) in VIDEO_TYPES and cell.read()}
     unread = ", ".join(name for name in packed if name not in videos)
 
