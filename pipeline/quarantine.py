@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from common.errors import InputError
-from pipeline.jsonl import append_line, read_jsonl
+from pipeline.jsonl import append_line, end_last_line, read_jsonl
 from pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.
@@ -17,6 +17,8 @@ class Quarantine:
     def __init__(self, dataset: ShardDataset, path: Path | None, max_bad_fraction: float) -> None:
         self._dataset, self._path, self._max_bad_fraction = dataset, path, max_bad_fraction
         self._written = {str(line.get("key")) for line in read_jsonl(path)} if path else set()
+        if path:
+            end_last_line(path)
 
     def add(self, sample: int, reason: str, bad_clips: int, clips: int) -> None:
         """Write a sample down, once a run; raises InputError if so many bad clips are more than the user allows."""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from common.errors import InputError
+from pipeline.jsonl import read_jsonl
 from pipeline.quarantine import MIN_CLIPS, Quarantine
 from pipeline.shards.dataset import ShardDataset
 
@@ -25,7 +26,9 @@ def test_a_broken_line_of_the_file_hides_no_other(dataset, tmp_path, damage):
     file = tmp_path / "quarantine.jsonl"
     for sample in (3, 5):
         Quarantine(dataset, file, 0.5).add(sample, "it is broken", 1, 0)
-    file.write_bytes(damage(file.read_bytes()))
+    file.write_bytes(damaged := damage(file.read_bytes()))
+    read_jsonl(file)
+    assert file.read_bytes() == damaged, "a report only reads, perhaps beside the run"
     for _ in range(2):  # the second one meets a cut line in the middle
         quarantine = Quarantine(dataset, file, 0.5)
         quarantine.add(3, "it is broken", 1, 0)
