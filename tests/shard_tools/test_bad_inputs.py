@@ -114,7 +114,9 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
     assert [sample.source for _, sample in all_samples(tmp_path / "out")] == ["good.mp4"]
 
 
-def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) -> None:
+def test_awkward_names_and_places_are_no_problem(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = ["with spaces/a b  c.mp4", "dots/v1.0.final.mp4", "unicode/日本語 видео ñ.mp4", "newline/a\nb.mp4"]
     names += ["dash/-rf.mp4", "same/clip.mp4", "other/clip.mp4", "folder.mp4/clip.mp4", "upper/CLIP.MP4"]
     names += ["wrong_extension/actually_mp4.avi", 'quote/it\'s "so" 100% $HOME.mp4', "bytes/\udcff\udcfe.mp4"]
@@ -134,6 +136,10 @@ def test_awkward_names_and_places_are_no_problem(whole: Path, tmp_path: Path) ->
     assert read_rejects(tmp_path / "out") == {}
     report = read_dataset_info(tmp_path / "out").report
     assert [len(group) for name in ("duplicates", "conflicts") for group in report[name]] == [len(names)] * 2
+    said = capsys.readouterr().err
+    assert all(
+        f"1 file appears under several {what}; all were kept (the first: " in said for what in ("names", "labels")
+    )
 
 
 def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
