@@ -7,6 +7,8 @@ an encoder are the mean and standard deviation over windows of a video, which ov
 """
 
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,7 +77,7 @@ def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:
 def encode_videos(model: Path, shards: str) -> Labeled:
     """Extract a model's features of labeled shards, at the frame rate that it was trained with."""
     stride = max(1, load_encoder(model).config.num_frames // 4)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # which names the folder
         extract_features(parse_extraction([shards, folder, f"--model={model}", f"--stride={stride}"]))
         about, features = read_features(Path(folder))
     return [video["label"] for video in about], features
