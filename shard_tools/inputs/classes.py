@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,56 +49,51 @@ def read_label_map(path: Path) -> LabelMap:
     """Read class names: a name a line, with a number or a code or without; CSV with a header; JSON."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return _parse_table(_list_json(json.loads(text)) if path.suffix == ".json" else _list_lines(text))
+        return _parse_records(_list_json(json.loads(text)) if path.suffix == ".json" else _list_lines(text))
     except (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError, csv.Error) as error:
         raise InputError(f"{path} is not a label map with ids from 0 or 1 ({error!r})") from error
 
 
-def _list_json(value: Any) -> Sequence[Sequence[Any]]:
-    """Make a table of a list of names, {name: id}, {id: name}, or a list of objects with both."""
-    if isinstance(value, dict):
-        pairs = [(str(key), str(content)) for key, content in value.items()]
-        if all(content.isdigit() for _, content in pairs):
-            pairs = [(content, key) for key, content in pairs]
-        if not all(number.isdigit() for number, _ in pairs):
-            raise ValueError("neither names nor contents are numbers")
-        return [("id", "name"), *pairs]
-    if value and isinstance(value[0], dict):
-        return [[*value[0]], *([entry[key] for key in value[0]] for entry in value)]
-    return [("name",), *((name,) for name in value)]
+def _list_json(value: Any) -> list[dict[str, Any]]:
+    """Return a list of names, {name: id}, {id: name}, or a list of objects with both, as the last of these."""
+    if not isinstance(value, dict):
+        return [entry if isinstance(entry, dict) else {"name": entry} for entry in value]
+    pairs = [(str(key), str(content)) for key, content in value.items()]
+    if all(content.isdigit() for _, content in pairs):
+        pairs = [(content, key) for key, content in pairs]
+    if not all(number.isdigit() for number, _ in pairs):
+        raise ValueError("neither names nor contents are numbers")
+    return [{"id": number, "name": name} for number, name in pairs]
 
 
-def _list_lines(text: str) -> Sequence[Sequence[Any]]:
+def _list_lines(text: str) -> list[dict[str, Any]]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if "," in lines[0] and {*lines[0].lower().split(",")} & {*NAME_COLUMNS}:
-        return list(csv.reader(lines))
+        header, *rows = csv.reader(lines)
+        return [{name: row[number] for number, name in enumerate(header)} for row in rows]
     for pattern in LINES:
         matches = [match for line in lines if (match := re.fullmatch(pattern, line))]
-        rows = [("code", "name"), *((match["id"], match["name"].strip(' "')) for match in matches)]
-        label_map = _parse_table(rows)
-        if len(matches) == len(lines) and (label_map.codes or label_map.first is not None):
-            return rows
-    return [("name",), *((line,) for line in lines)]
+        records = [{"code": match["id"], "name": match["name"].strip(' "')} for match in matches]
+        if len(matches) == len(lines) and _parse_records(records) != LabelMap([it["name"] for it in records]):
+            return records
+    return [{"name": line} for line in lines]
 
 
-def _parse_table(rows: Sequence[Sequence[Any]]) -> LabelMap:
-    """Read a table with a header: the column of names, that of ids 0, 1, … or 1, 2, …, and others, which are codes."""
-    header, *rest = ([str(cell).strip() for cell in row] for row in rows)
-    keys = [name.lower() for name in header]
-    named = next(keys.index(name) for name in NAME_COLUMNS if name in keys)
-    names, first = [row[named] for row in rest], None
+def _parse_records(records: list[dict[str, Any]]) -> LabelMap:
+    """Read the names, in the order of ids 0, 1, … or 1, 2, … if there are any; what else is unique are codes."""
+    columns = {str(key).strip(): [str(record[key]).strip() for record in records] for key in records[0]}
+    names = columns.pop(next(key for name in NAME_COLUMNS for key in columns if key.lower() == name))
+    ordered, first = names, None
     codes: dict[str, str] = {}
-    for column in set(range(len(header))) - {named}:
-        values = [row[column] for row in rest]
-        start = next((start for start in (0, 1) if {*values} == {str(start + n) for n in range(len(rest))}), None)
+    for column, values in columns.items():
+        start = next((start for start in (0, 1) if {*values} == {str(start + n) for n in range(len(names))}), None)
         if start is not None and first is None:
-            first = start
-            names = [row[named] for row in sorted(rest, key=lambda row: int(row[column]))]
-        elif header[column] == "id" and all(map(str.isdigit, values)):
+            first, ordered = start, [name for _, name in sorted(zip(map(int, values), names, strict=True))]
+        elif column == "id" and all(map(str.isdigit, values)):
             raise ValueError("a number is missing")
-        elif len({*values}) == len(rest):
-            codes |= {row[column]: row[named] for row in rest if not row[column].isdigit()}
-    return LabelMap(names, first, codes)
+        elif len({*values}) == len(names):
+            codes |= {value: name for value, name in zip(values, names, strict=True) if not value.isdigit()}
+    return LabelMap(ordered, first, codes)
 
 
 def is_id(label: str) -> bool:
