@@ -146,18 +146,18 @@ def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
 
 
 def read_splits(
-    arguments: argparse.Namespace, settings: Settings, label_map: LabelMap | None, skipped: dict[str, Skipped]
+    arguments: argparse.Namespace, settings: Settings, label_map: LabelMap | None, names: list[str]
 ) -> dict[str, Inputs]:
     """Read the input of each split, say how it is understood, and what is wrong with it."""
     group_of = parse_group_by(arguments.group_by) if arguments.group_by else None
     known: dict[str, bool] = {}  # whether an earlier run holds a file out
-    for name in skipped if arguments.hold_out else ():
+    for name in names if arguments.hold_out else ():
         known |= dict.fromkeys(list_sources(Path(arguments.output, name)), name == VALIDATION)
     lists, splits = dict(arguments.split), {}
-    for name in skipped:
+    for name in names:
         where = lists.get(name, arguments.input)
         options = make_list_options(arguments, name if lists else "")
-        inputs = splits[name] = read_inputs(where, options, skipped[name])
+        inputs = splits[name] = read_inputs(where, options)
         if arguments.hold_out:
             inputs.hold_out(arguments.hold_out, name == VALIDATION, group_of, known)
             if not len(inputs):
@@ -172,13 +172,11 @@ def read_splits(
     return splits
 
 
-def make_dataset(
-    build: Build, arguments: argparse.Namespace, inputs: Inputs, classes: list[str], skipped: Skipped
-) -> int:
+def make_dataset(build: Build, arguments: argparse.Namespace, inputs: Inputs, classes: list[str]) -> int:
     """Create, resume or extend one dataset; return the exit code."""
     run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
     with build.lock():
-        skipped.write(build.folder / SKIPPED_FILE)
+        inputs.skipped.write(build.folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
         while plan := build.plan(inputs, classes):
             with progress_bar(unit="sample", total=sum(map(len, build.list_pending(plan)))) as bar:
@@ -194,7 +192,7 @@ def make_dataset(
                 return 0
             if not build.info.shards:
                 break
-        return conclude(build, arguments.max_rejects, skipped)
+        return conclude(build, arguments.max_rejects, inputs.skipped)
 
 
 def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
@@ -232,19 +230,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     label_map = read_label_map(parsed.label_map) if parsed.label_map else None
     classes = label_map.names if label_map else []
     names = ["train", VALIDATION] if parsed.hold_out else [name for name, _ in parsed.split] or [""]
-    skipped = {name: Skipped() for name in names}
     part, num_parts = parsed.part
     builds = {name: Build(Path(parsed.output, name), settings, (part - 1, num_parts)) for name in names}
     with explain_full_disk():
-        splits = read_splits(parsed, settings, label_map, skipped)
+        splits = read_splits(parsed, settings, label_map, names)
         if parsed.dry_run:
-            for files in skipped.values():
-                files.log()
+            for inputs in splits.values():
+                inputs.skipped.log()
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
             known = max((build.info.classes for build in builds.values()), key=len)
             classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
-        code = max(make_dataset(builds[name], parsed, splits[name], classes, skipped[name]) for name in names)
+        code = max(make_dataset(builds[name], parsed, splits[name], classes) for name in names)
     for name, held_out in combinations(names, 2):
         if builds[name].info.shards and builds[held_out].info.shards:  # else another part will complete it
             warn_of_shared(name, builds[name].folder, held_out, builds[held_out].folder)

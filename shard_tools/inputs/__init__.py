@@ -25,13 +25,13 @@ __all__ = [
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
 
 
-def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skipped | None = None) -> Inputs:
-    """Find all videos of `inputs`; `skipped` counts files without a video's name.
+def read_inputs(inputs: str, options: ListOptions | None = None) -> Inputs:
+    """Find all videos of `inputs`; `skipped` of the result counts files without a video's name.
 
     `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list (-: on
     stdin), lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
     """
-    skipped, options = skipped or Skipped(), options or ListOptions()
+    options = options or ListOptions()
     found, path = Inputs(), Path(inputs)
     if inputs == "-":
         with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
@@ -39,12 +39,12 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
             copy.flush()
             _read_list(Path(copy.name), found, replace(options, root=options.root or "."), where="stdin")
     elif is_remote(inputs):
-        found.add(folders.list_url(inputs, skipped))
+        found.add(folders.list_url(inputs, found.skipped))
         found.label_by_folder(options, inputs)
     elif path.is_dir():
-        _read_folder(path, found, options, skipped)
+        _read_folder(path, found, options)
     elif path.suffix == ".tar" and path.exists():
-        found.add(list_tars([path], path.parent, skipped, options.label))
+        found.add(list_tars([path], path.parent, found.skipped, options.label))
         found.label_by_folder(options, inputs, num_outer=1)
     elif folders.has_video_extension(path.name) and path.exists():
         found.add([folders.make_item(path.name, path)])
@@ -56,10 +56,10 @@ def read_inputs(inputs: str, options: ListOptions | None = None, skipped: Skippe
             _read_list(Path(name), found, options)
     found.deduplicate(options.unlabeled, options.constant_label)
     if not found.has_only_arrays:  # beside videos they are features of these, or tables
-        found.skip_arrays(skipped, "arrays beside videos")
+        found.skip_arrays("arrays beside videos")
     if not len(found):
         what = f"no video found in {inputs} (.mp4, .avi, .mkv, .webm, …)"
-        raise InputError("; ".join([what, *skipped.lines()]))
+        raise InputError("; ".join([what, *found.skipped.lines()]))
     return found
 
 
@@ -69,7 +69,7 @@ def _read_list(path: Path, found: Inputs, options: ListOptions, prefix: str = ""
     found.notes.append(reader.describe())
 
 
-def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipped) -> None:
+def _read_folder(path: Path, found: Inputs, options: ListOptions) -> None:
     """Read the first that there is: metadata, a data set of LeRobot, videos, tars, tables, folders of frames."""
     inner = [folder for folder in sorted(path.glob("*/")) if not folders.is_hidden(folder.name)]
     if table := _find_metadata(path):
@@ -88,21 +88,21 @@ def _read_folder(path: Path, found: Inputs, options: ListOptions, skipped: Skipp
             found.add(folders.list_episodes(folder, path))
         found.notes.append(f"{path} is a data set of LeRobot: a sample an episode and camera, no labels")
         return
-    found.add(folders.list_folder(path, skipped))
+    found.add(folders.list_folder(path, found.skipped))
     tars = [tar for tar in sorted(path.glob("*.tar")) if not folders.is_hidden(tar.name)]
     if tars and found.has_only_arrays:  # tables of our shards are arrays
-        found.skip_arrays(skipped, "arrays beside tars")
-        found.add(list_tars(tars, path, skipped, options.label))
+        found.skip_arrays("arrays beside tars")
+        found.add(list_tars(tars, path, found.skipped, options.label))
         found.label_by_folder(options, str(tars[0] if len(tars) == 1 else path), num_outer=1)
         return
     for tar in tars:
-        skipped.add("tars, which are read only where no videos lie beside them", tar.name)
-    if not len(found) and (names := sorted(skipped.take(folders.PARQUET))):
+        found.skipped.add("tars, which are read only where no videos lie beside them", tar.name)
+    if not len(found) and (names := sorted(found.skipped.take(folders.PARQUET))):
         tables = [path / name for name in names if not (path / name).with_suffix(".tar").exists()]  # video2dataset's
         for table in _choose_subset(tables, options, path):
             _read_list(table, found, options)
         return
-    if not len(found) and (frames := skipped.take(folders.FRAME_FOLDERS)):
+    if not len(found) and (frames := found.skipped.take(folders.FRAME_FOLDERS)):
         found.add(Item(name, str((path / name).absolute())) for name in frames)
         note = "folders of numbered pictures are read as videos, a picture a frame: no photos should be among them"
         found.notes.append(f"{len(found)} {note}")

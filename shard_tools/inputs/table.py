@@ -46,6 +46,7 @@ class Inputs:
 
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
+        self.skipped = Skipped()
         self.notes: list[str] = []  # how each list was read
         self.num_repeated = 0  # rows of a whole video that was listed before
 
@@ -63,9 +64,9 @@ class Inputs:
     def has_segments(self) -> bool:
         return self._exists("segment != ''")
 
-    def skip_arrays(self, skipped: Skipped, kind: str) -> None:
+    def skip_arrays(self, kind: str) -> None:
         for (source,) in self._table.run(f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"):
-            skipped.add(kind, source)
+            self.skipped.add(kind, source)
         self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
     def label_by_folder(self, options: ListOptions, where: str, num_outer: int = 0) -> None:
@@ -96,15 +97,14 @@ class Inputs:
         self._table.run("""UPDATE items SET segment = segment || ';' || number FROM (SELECT rowid AS id, row_number()
             OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number FROM items WHERE segment != '')
             WHERE id = items.rowid AND number > 1""")
-        self._table.run("""CREATE TEMP TABLE repeated AS SELECT source, min(rowid), count(*), min(ifnull(labels, '')),
-            max(ifnull(labels, '')) FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1""")
-        for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):
+        repeated = """SELECT source, min(rowid), count(*), min(ifnull(labels, '')), max(ifnull(labels, ''))
+            FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1"""
+        for source, first, count, one, other in self._table.run(repeated):
             self.num_repeated += count - 1
             self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
             if one != other:
                 problem = f"it is listed with two labels, {_format_labels(one)} and {_format_labels(other)}"
                 self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
-        self._table.run("DROP TABLE repeated")
         if self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
             self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
@@ -220,13 +220,10 @@ class Inputs:
     def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
         """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
         # Bytes of files that so far are only known to be there, and whether they can be read.
-        unmeasured = """SELECT rowid, location FROM items WHERE rowid > ? AND size = 0 AND problem IS NULL
-            AND substr(location, 1, 1) = '/' LIMIT 10000"""
-        rowid = 0
-        while rows := list(self._table.run(unmeasured, rowid)):
-            for rowid, path in rows:
-                size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
-                self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
+        unmeasured = "size = 0 AND problem IS NULL AND substr(location, 1, 1) = '/'"
+        for rowid, path in self._table.run(f"SELECT rowid, location FROM items WHERE {unmeasured}"):
+            size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
+            self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
         self._table.run("DELETE FROM known")
         held = ((*place, _dump_labels(labels), size) for *place, labels, size in stored)
         self._table.insert("known", chain(held, ((*split_name(name), None, -1) for name in rejects)), 4)

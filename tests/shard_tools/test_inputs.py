@@ -16,7 +16,7 @@ from shard_making import all_samples, hashes, make, make_folder
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs import Item, ListOptions, Skipped, assign_class_ids, read_inputs, read_label_map
+from shard_tools.inputs import Item, ListOptions, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
 from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
 
@@ -69,14 +69,14 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
     names = (".hidden.mp4", ".cache/x.mp4", "run/a.json", "run/b.JSON", "readme", "x.tar")
     make_folder(clips, dict.fromkeys(names, ""))
     (clips / "z").symlink_to(clips / "run")
-    skipped = Skipped()
-    assert len(read_inputs(str(clips), skipped=skipped)) == 5
-    assert {line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2] for line in skipped.lines()} == {
+    inputs = read_inputs(str(clips))
+    assert len(inputs) == 5
+    assert {line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2] for line in inputs.skipped.lines()} == {
         "1 folders that were seen under another name": "z", "2 hidden": ".cache/, .hidden.mp4",
         "1 tars, which are read only where no videos lie beside them": "x.tar",
         "1 without a video's extension": "readme", "2 tables and texts": "run/a.json, run/b.JSON",
     }  # fmt: skip
-    skipped.write(clips / "skipped.jsonl")
+    inputs.skipped.write(clips / "skipped.jsonl")
     row = '{"source": "readme", "reason": "skipped: without a video\'s extension"}'
     assert row in (clips / "skipped.jsonl").read_text()
 
@@ -85,14 +85,14 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
     memory = fsspec.filesystem("memory")
     for name in ("a.mp4", "run/b.webm", "a::b.mp4", ".cache/c.mp4", "readme.txt", "walk/d.mp4", "walk/e.mp4"):
         memory.pipe(f"/mixed/{name}", b"12345")
-    skipped = Skipped()
-    items = {item.source: item for item in read_inputs("memory://mixed", skipped=skipped)}
+    inputs = read_inputs("memory://mixed")
+    items = {item.source: item for item in inputs}
     labels = {"a.mp4": None, "a::b.mp4": None, "run/b.webm": "run", "walk/d.mp4": "walk", "walk/e.mp4": "walk"}
     assert {source: item.label for source, item in items.items()} == labels
     problems = [item.problem for item in items.values() if item.problem]
     assert [problem[:17] for problem in problems] == ["it has no label, ", "its name holds ::"]
     assert all(item.size == 5 and str(item.location).startswith("memory://") for item in items.values())
-    assert skipped.counts == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
+    assert inputs.skipped.counts == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
 
 
 KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"
@@ -142,10 +142,9 @@ def test_files_are_looked_into_where_their_names_do_not_tell(tmp_path: Path, gen
     video = generate("--num-frames", "4").read_bytes()
     files = dict.fromkeys(["noextension", "camera.dat", "v.insv", "photo.jpg"], video)
     make_folder(tmp_path / "in", files | {"notes.md": b"# no video", "cut.xyz": video[:300]})
-    skipped = Skipped()
-    found = read_inputs(str(tmp_path / "in"), skipped=skipped)
+    found = read_inputs(str(tmp_path / "in"))
     assert [item.source for item in found] == ["camera.dat", "noextension", "v.insv"]
-    assert skipped.total == 3
+    assert found.skipped.total == 3
 
 
 SPARSE_PAX = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,5", "GNU.sparse.size": "9999"}
@@ -166,8 +165,8 @@ def member(name: str, size: int, changes: dict[str, object] | None = None) -> ta
     return info
 
 
-def by_source(path: Path, skipped: Skipped | None = None) -> dict[str, Item]:
-    return {item.source: item for item in read_inputs(str(path), skipped=skipped)}
+def by_source(path: Path) -> dict[str, Item]:
+    return {item.source: item for item in read_inputs(str(path))}
 
 
 LABELED = {
@@ -229,10 +228,10 @@ def test_members_are_looked_into_where_their_names_do_not_tell(videos: Path, tmp
     video = next(videos.rglob("*.mp4")).read_bytes()
     names = ["noextension", "camera.dat", ".hidden.mp4", "MAC/._a.mp4", "a.jpg", "notes.html", "readme", "a.cls"]
     members = [(name, b"# no video" if name in ("readme", "a.cls") else video + bytes([0])) for name in names]
-    skipped = Skipped()
-    items = by_source(packed(tmp_path / "x.tar", members), skipped)
-    assert list(items) == ["x.tar/camera.dat", "x.tar/noextension"]
-    assert skipped.lines() == [
+    found = read_inputs(str(packed(tmp_path / "x.tar", members)))
+    items = [item.source for item in found]
+    assert items == ["x.tar/camera.dat", "x.tar/noextension"]
+    assert found.skipped.lines() == [
         "skipped 2 hidden: x.tar/.hidden.mp4, x.tar/MAC/._a.mp4",
         "skipped 1 pictures: convert animated ones to .mp4; numbered frames lie in a folder of their own: x.tar/a.jpg",
         "skipped 2 without a video's extension: x.tar/notes.html, x.tar/readme",
