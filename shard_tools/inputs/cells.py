@@ -7,7 +7,6 @@ import unicodedata
 from ast import literal_eval
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from common.errors import InputError
@@ -141,12 +140,6 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
         return None
     is_clear = separator != "," or not any(", " in text for text in texts)
     return separator if is_clear or parts <= {*texts} else None
-
-
-def are_starts_and_ends(text: str) -> bool:
-    """Whether numbers are so many, and grow so, as the starts and ends of segments do."""
-    numbers = [int(number) for number in text.split()]
-    return len(numbers) % 2 == 0 and all(one < other for one, other in pairwise(numbers))
 
 
 def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:

@@ -194,7 +194,8 @@ class Columns:
         if separator == " " and not self.table.columns:  # mmaction2's
             if self._list_frame_folders():
                 raise self.error("its folders have several labels behind the number of frames", "give CSV or JSON")
-            if self.options.label is None and all(map(cells.are_starts_and_ends, label.texts)):
+            numbers = [[*map(int, text.split())] for text in label.texts]
+            if self.options.label is None and all(len(row) % 2 == 0 and row == sorted({*row}) for row in numbers):
                 what = f"{label.name} may be starts and ends of segments"
                 raise self.error(what, f"write a row for each, or {GIVE_LABEL}")
         return separator
