@@ -17,7 +17,7 @@ FILES = [
     "a.mp4", "b.mp4", "walk/c.mp4", "42.webm", "43.webm", "AAAAAAAAAAA.mp4", "BBBBBBBBBBB_000010_000020.mp4",
     "CCCCCCCCCCC_000001.mp4", "P01/videos/P01_01.MP4", "run/vidéo.mp4", "brush_hair/#1_x.avi", "brush_hair/y_(1).avi",
     "Archery/v_Archery_g01.avi", "Bowling/v_B.avi", "b c.mp4", "d/T [DDDDDDDDDDd].mp4", "d/U-DDDDDDDDDDD.webm",
-    "video_test_0000001.mp4",
+    "video_test_0000001.mp4", "run/EEEEEEEEEEE_12_22.mp4",
 ]  # fmt: skip
 FRAMES = {"20bn/7": 5, "20bn/8": 5}
 
@@ -138,6 +138,10 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("bad segments", "path,start,end,label\na.mp4,-1,3,run\na.mp4,5,2,run\na.mp4,x,2,run\na.mp4,00:01.5,0:0:3,run\n", {},
      [("a.mp4", "! its segment from 'x' to '2' is no time"), ("a.mp4#t=-1,3", "! its segment starts at -1, which no video has"),
       ("a.mp4#t=1.5,3", "run"), ("a.mp4#t=5,2", "! its segment ends at 2, not after its start at 5")]),
+    ("trimmed files", "path,start,end,label\nBBBBBBBBBBB_000010_000020.mp4,10.0,20.0,run\nEEEEEEEEEEE,12.0,22.0,run\nCCCCCCCCCCC_000001.mp4,1,1.2,a\n", {},
+     [("BBBBBBBBBBB_000010_000020.mp4", "run"), ("CCCCCCCCCCC_000001.mp4#t=1,1.2", "a"), ("run/EEEEEEEEEEE_12_22.mp4", "run")]),
+    ("trimmed file by its name", "path,start,end,label\nrun/EEEEEEEEEEE_12_22.mp4,12,22,run\n", {}, [("run/EEEEEEEEEEE_12_22.mp4", "run")]),
+    ("--start-column none", "path,start,end,label\na.mp4,12,22,run\n", {"start": "none"}, [("a.mp4", "run")]),
     ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
 ]  # fmt: skip
 
@@ -241,7 +245,11 @@ def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
 
 SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
 LONE, MIXED = ["m1/m1.avi", "m2/m2.avi"], ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"]
-METADATA = ["train/1.mp4", "train/metadata.jsonl", "test/1.mp4"]
+METADATA = {
+    "train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n',
+    "test/metadata.csv": "file_name,label\n1.mp4,cat\n",
+}
+VIDEO_FOLDER = ["train/1.mp4", "test/1.mp4", "docs/a.txt", *METADATA]  # Hugging Face's
 PARTS = "parts of archives"
 NO_VIDEOS = {
     "a.tar.gz": "archives: unpack them", "k.tar.gz.aa": PARTS, "v.part1.rar": PARTS, "v.zip.001": PARTS,
@@ -264,28 +272,22 @@ FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [
     (MIXED, {"unlabeled": True}, dict.fromkeys(MIXED)),
     (MIXED, {"asks": False}, dict.fromkeys(MIXED)),
     (MIXED, {"label": "folder"}, {"full/a.mp4": "full", "parts/a.mp4": "parts", "parts/b.mp4": "parts"}),
-    (METADATA, {}, "has several subsets, test, train: give --subset"),
-    (METADATA, {"subset": "test"}, "test has no metadata, as other folders beside it have: give one"),
+    (VIDEO_FOLDER, {}, "has several subsets, test, train: give --subset"),
+    (VIDEO_FOLDER, {"subset": "all"}, {"train/1.mp4": "dog", "test/1.mp4": "cat"}),
+    (VIDEO_FOLDER, {"subset": "train"}, {"train/1.mp4": "dog"}),
+    (VIDEO_FOLDER[:-1], {"subset": "test"}, "test has no metadata, as other folders beside it have: give one"),
     *(([name], {}, rf"no video found in .*; skipped 1 {NO_VIDEOS[name]}.*: {re.escape(name)}") for name in NO_VIDEOS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("files", "choices", "expected"), FOLDERS)
 def test_folders_are_classes_or_subsets(tmp_path: Path, files: list[str], choices: Any, expected: Any) -> None:
-    make_folder(tmp_path, dict.fromkeys(files, ""))
+    make_folder(tmp_path, dict.fromkeys(files, "") | {name: METADATA[name] for name in files if name in METADATA})
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
             read_inputs(str(tmp_path), ListOptions(**choices))
     else:
         assert labels_by_name(tmp_path, **choices) == expected
-
-
-def test_splits_of_hugging_face_have_metadata_of_their_own(tmp_path: Path) -> None:
-    tables = {"train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n', "docs/a.txt": "no videos"}
-    tables["test/metadata.csv"] = "file_name,label\n1.mp4,cat\n"
-    make_folder(tmp_path, {"train/1.mp4": "", "test/1.mp4": "", **tables})
-    assert labels_by_name(tmp_path, subset="all") == {"train/1.mp4": "dog", "test/1.mp4": "cat"}
-    assert labels_by_name(tmp_path, subset="train") == {"train/1.mp4": "dog"}
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
@@ -312,17 +314,6 @@ def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
     (tmp_path / "2/meta/episodes.jsonl").unlink()
     with pytest.raises(InputError, match=r"its tables in meta/ cannot be read .*: give the folder videos/ in it"):
         read_inputs(str(tmp_path / "2"))
-
-
-@pytest.mark.parametrize("name", ["run/AAAAAAAAAAA_000012_000022.mp4", "run/AAAAAAAAAAA_12_22.mp4"])
-def test_names_of_trimmed_files_say_their_segment(tmp_path: Path, name: str) -> None:
-    make_folder(tmp_path, {name: "", "video_000000.mp4": ""})
-    for path in (name, "AAAAAAAAAAA"):
-        rows = f"path,start,end,label\n{path},12.0,22.0,run\nvideo_000000.mp4,0,0.2,a\n"  # whose number is no start
-        (tmp_path / "list.csv").write_text(rows)
-        assert labels_by_name(tmp_path / "list.csv") == {name: "run", "video_000000.mp4#t=0,0.2": "a"}
-    (tmp_path / "list.csv").write_text(f"path,start,end,label\n{name},12,22,run")
-    assert labels_by_name(tmp_path / "list.csv", start="none") == {name: "run"}
 
 
 def test_parquet_holds_paths_or_videos(tmp_path: Path, generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
