@@ -28,9 +28,6 @@ class TempTable:
     def run(self, query: str, *values: Any) -> Iterator[list[Any]]:
         return map(_decode, self.database.execute(query, encode(values)))
 
-    def fetch_one(self, query: str, *values: Any) -> list[Any] | None:
-        return next(self.run(query, *values), None)
-
     def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
         self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows))
 

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,6 +121,27 @@ class Item(NamedTuple):
     def label(self) -> str | None:
         """The label, where there is just one."""
         return self.labels[0] if self.labels and len(self.labels) == 1 else None
+
+    def to_row(self) -> list[Any]:
+        """Return its cells in a table."""
+        place = self.location if isinstance(self.location, str) else json.dumps(self.location)  # no path starts with [
+        problem = self.problem or (self.segment.problem if self.segment else None)
+        segment = str(self.segment or "")
+        return [self.source, place, dump_labels(self.labels), self.size, problem, segment, self.fields]
+
+    @classmethod
+    def from_row(cls, row: list[Any]) -> "Item":
+        source, location, labels, size, problem, segment, fields = row
+        names = None if labels is None else tuple(json.loads(labels))
+        part = Segment.parse(segment) if segment else None
+        values = json.loads(location) if location.startswith("[") else []
+        place = TarMember(*values) if len(values) == 4 else ParquetCell(*values) if values else location
+        return cls(source, place, names, size, problem, part, fields)
+
+
+@lru_cache(maxsize=2**16)
+def dump_labels(labels: tuple[str, ...] | None) -> str | None:
+    return None if labels is None else json.dumps(sorted(set(labels)))
 
 
 def join_name(source: str, segment: str) -> str:

@@ -6,28 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.folders import examine, label_folders
-from shard_tools.inputs.item import (
-    FOLDER,
-    Item,
-    ListOptions,
-    Location,
-    ParquetCell,
-    Segment,
-    Skipped,
-    TarMember,
-    join_name,
-    split_name,
-)
+from shard_tools.inputs.item import FOLDER, Item, ListOptions, Location, Skipped, dump_labels, join_name, split_name
 from shard_tools.splits import GroupOf, choose_held_out
 from shard_tools.temp_table import TempTable
 
@@ -51,10 +38,10 @@ class Inputs:
         self.num_repeated = 0  # rows of a whole video that was listed before
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", map(_to_row, items), 7)
+        self._table.insert("items", (item.to_row() for item in items), 7)
 
     def _exists(self, condition: str) -> bool:
-        return self._table.fetch_one(f"SELECT 1 FROM items WHERE {condition} LIMIT 1") is not None
+        return any(self._table.run(f"SELECT 1 FROM items WHERE {condition} LIMIT 1"))
 
     @property
     def has_only_arrays(self) -> bool:
@@ -83,7 +70,7 @@ class Inputs:
         define = self._table.database.create_function
         unwanted = known.keys() - found.keys()
         define("is_unwanted", 1, lambda source: get_folder(source) in unwanted)
-        define("find_labels", 1, lambda source: _dump_labels(found.get(get_folder(source))))
+        define("find_labels", 1, lambda source: dump_labels(found.get(get_folder(source))))
         if unwanted:
             self._table.run("DELETE FROM items WHERE is_unwanted(source)")
         if not labeled and any(found.values()):
@@ -133,7 +120,7 @@ class Inputs:
             self.notes.append(f"held out: {len(held_out)} of {len(groups)} {kind}{note}")
 
     def __len__(self) -> int:
-        return self._count("TRUE")
+        return int(next(self._table.run("SELECT count(*) FROM items"))[0])
 
     def __iter__(self) -> Iterator[Item]:
         return self._select("TRUE")
@@ -151,14 +138,11 @@ class Inputs:
         return {item.name: item.problem or "" for item in self._select(f"problem IS NOT NULL AND {IS_NEW}")}
 
     def _select(self, condition: str) -> Iterator[Item]:
-        return map(_to_item, self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"))
-
-    def _count(self, condition: str) -> int:
-        return int(next(self._table.run(f"SELECT count(*) FROM items WHERE {condition}"))[0])
+        return map(Item.from_row, self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"))
 
     def location(self, source: str) -> Location | None:
-        row = self._table.fetch_one("SELECT * FROM items WHERE source = ?", source)
-        return None if row is None else _to_item(row).location
+        items = map(Item.from_row, self._table.run("SELECT * FROM items WHERE source = ?", source))
+        return next((item.location for item in items), None)
 
     def labels(self) -> set[str]:
         rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL")
@@ -184,27 +168,27 @@ class Inputs:
 
         define = self._table.database.create_function
         define("explain_label", 1, explain)
-        define("rename", 1, lambda labels: _dump_labels(tuple(names.get(it, it) for it in json.loads(labels))))
+        define("rename", 1, lambda labels: dump_labels(tuple(names.get(it, it) for it in json.loads(labels))))
         values = "problem = explain_label(labels), labels = rename(labels)"
         self._table.run(f"UPDATE items SET {values} WHERE problem IS NULL AND labels IS NOT NULL")
 
     def describe(self) -> str:
         """Say what was found: samples, files, classes, and what is wrong."""
-        columns = "count(*), sum(problem IS NULL), sum(segment != ''), count(DISTINCT source)"
-        total, usable, segments, files = next(self._table.run(f"SELECT {columns} FROM items"))
+        columns = "count(*), count(problem), sum(segment != ''), count(DISTINCT source)"
+        total, bad, segments, files = next(self._table.run(f"SELECT {columns} FROM items"))
         labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
         some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
         parts = [
-            f"{usable} {'segments' if segments else 'videos'} of {files} files",
+            f"{total - bad} {'segments' if segments else 'videos'} of {files} files",
             f"{len(labels)} classes ({', '.join(map(printable, some))})" if labels else "no labels",
             f"{self.num_repeated} rows repeat another and are left out" if self.num_repeated else "",
-            f"{total - usable} that cannot be used",
+            f"{bad} that cannot be used",
         ]
         return ", ".join(filter(None, parts))
 
     def require_usable(self, limit: float, where: str) -> None:
         """Raise InputError if more than this share cannot be used, or all, with reasons, counts and examples."""
-        total, bad = len(self), self._count("problem IS NOT NULL")
+        total, bad = next(self._table.run("SELECT count(*), count(problem) FROM items"))
         if not total or (bad <= limit * total and bad < total):
             return
         problems = "FROM items WHERE problem IS NOT NULL"
@@ -225,7 +209,7 @@ class Inputs:
             size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
             self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
         self._table.run("DELETE FROM known")
-        held = ((*place, _dump_labels(labels), size) for *place, labels, size in stored)
+        held = ((*place, dump_labels(labels), size) for *place, labels, size in stored)
         self._table.insert("known", chain(held, ((*split_name(name), None, -1) for name in rejects)), 4)
         self._table.run("CREATE INDEX IF NOT EXISTS by_known_source ON known (source, segment)")
 
@@ -248,31 +232,10 @@ class Inputs:
         return None
 
 
-def _to_row(item: Item) -> list[Any]:
-    location = item.location if isinstance(item.location, str) else json.dumps(item.location)  # no path starts with [
-    problem = item.problem or (item.segment.problem if item.segment else None)
-    segment = str(item.segment or "")
-    return [item.source, location, _dump_labels(item.labels), item.size, problem, segment, item.fields]
-
-
-def _to_item(row: list[Any]) -> Item:
-    source, location, labels, size, problem, segment, fields = row
-    names = None if labels is None else tuple(json.loads(labels))
-    part = Segment.parse(segment) if segment else None
-    values = json.loads(location) if location.startswith("[") else []
-    place = TarMember(*values) if len(values) == 4 else ParquetCell(*values) if values else location
-    return Item(source, place, names, size, problem, part, fields)
-
-
 def normalize_label(label: str) -> str:
     if label.isdecimal():
         return label.lstrip("0") or "0"
     return re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label  # letters may be classes
-
-
-@lru_cache(maxsize=2**16)
-def _dump_labels(labels: tuple[str, ...] | None) -> str | None:
-    return None if labels is None else json.dumps(sorted(set(labels)))
 
 
 def _format_labels(text: str | None) -> str:
