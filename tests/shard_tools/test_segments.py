@@ -62,14 +62,29 @@ FRAMES = {  # of 30 a second: those shown from the start on and before the end
     Segment(10, 50, in_frames=True): range(10, 50),
     Segment(89, 90, in_frames=True): range(89, 90),
 }
+REJECTED = {
+    Segment(-1, 1): "its segment starts at -1, which no video has",
+    Segment(2, 2): "its segment ends at 2, not after its start at 2",
+    Segment(2, 1): "its segment ends at 1, not after its start at 2",
+    Segment(math.nan, 1): "its segment starts at nan, which no video has",
+    Segment(3, 4): "its segment starts at 3, and the video has 3 seconds",
+    Segment(1, 4): "its segment ends at 4, and the video has 3 seconds",
+    Segment(90, 91, True): "its segment starts at 90, and the video has 90 frames",
+    Segment(1, 200, True): "its segment ends at 200, and the video has 90 frames",
+    Segment(0.5, 8, True): "its segment's frames 0.5 to 8 are not whole numbers",
+    Segment(0.01, 0.02): "its segment from 0.01 to 0.02 is shorter than a frame",
+}
 
 
-def test_segments_hold_exactly_their_frames(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
+    video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = Counter[str]()
     read_frames = source.read_frames
     monkeypatch.setattr(source, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
-    build(collect(video, list(FRAMES)), tmp_path)
+    build(collect(video, [*FRAMES, *REJECTED]), tmp_path)
     assert numbers_of(tmp_path, "segment") == {str(segment): list(frames) for segment, frames in FRAMES.items()}
+    assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
     assert opened["video"] == 1 + len(FRAMES), "it is decoded once for all, and what is stored"
     for _, sample in all_samples(tmp_path):
         assert sample.source == "a.mp4"
@@ -94,26 +109,6 @@ def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, mo
         "": 90, "t=0,1": 30, "t=0,1;2": 30, "t=0,1;3": 30, "t=0,2": 60, "t=0.1,2.9": 84,
     }  # fmt: skip
     assert len({sample.key for _, sample in all_samples(tmp_path)}) == 6
-
-
-REJECTED = {
-    Segment(-1, 1): "its segment starts at -1, which no video has",
-    Segment(2, 2): "its segment ends at 2, not after its start at 2",
-    Segment(2, 1): "its segment ends at 1, not after its start at 2",
-    Segment(math.nan, 1): "its segment starts at nan, which no video has",
-    Segment(3, 4): "its segment starts at 3, and the video has 3 seconds",
-    Segment(1, 4): "its segment ends at 4, and the video has 3 seconds",
-    Segment(90, 91, True): "its segment starts at 90, and the video has 90 frames",
-    Segment(1, 200, True): "its segment ends at 200, and the video has 90 frames",
-    Segment(0.5, 8, True): "its segment's frames 0.5 to 8 are not whole numbers",
-    Segment(0.01, 0.02): "its segment from 0.01 to 0.02 is shorter than a frame",
-}
-
-
-def test_segments_that_no_video_has_are_rejected_each_by_itself(video: Path, tmp_path: Path) -> None:
-    build(collect(video, [*REJECTED, Segment(1, 2)]), tmp_path)
-    assert numbers_of(tmp_path, "segment") == {"t=1,2": list(range(30, 60))}
-    assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
 
 
 def test_interruptions_and_additions_change_nothing(
@@ -143,37 +138,29 @@ def test_interruptions_and_additions_change_nothing(
     assert len(all_samples(tmp_path / "whole")) == 21
 
 
-def write_frames(folder: Path, video: Path, pattern: str, count: int = 12, first: int = 1) -> Path:
-    folder.mkdir(parents=True)
-    for number, frame in enumerate(decode(video)[:count], first):
-        Image.fromarray(frame).save(folder / pattern.format(number), quality=95)
-    return folder
-
-
-@pytest.mark.parametrize("pattern", ["{:05d}.jpg", "img_{:05d}.jpg", "frame_{:010d}.jpg", "50%-{}.png"])
-def test_folders_of_frames_are_videos(video: Path, tmp_path: Path, pattern: str) -> None:
-    for name in ("run/one", "walk/100%d"):
-        write_frames(tmp_path / "in" / name, video, pattern)
+def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
+    patterns = {"run/1": "{:05d}.jpg", "run/2": "img_{:05d}.jpg", "walk/100%d": "frame_{:010d}.jpg"}
+    patterns |= {"walk/4": "50%-{}.png"} | dict.fromkeys(("run/hole", "run/mixed", "run/named"), "{:05d}.jpg")
+    for name, pattern in patterns.items():
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number, frame in enumerate(decode(video)[:12], 1):
+            Image.fromarray(frame).save(tmp_path / "in" / name / pattern.format(number), quality=95)
+    folder = tmp_path / "in/run"
+    (folder / "hole/00005.jpg").unlink()
+    Image.new("RGB", (80, 64)).save(folder / "mixed/00007.jpg")
+    (folder / "named/00001.jpg").rename(folder / "named/x1.jpg")
+    with pytest.raises(InputError, match="is a folder of frames, which does not say their rate: give --fps"):
+        make(tmp_path / "in", tmp_path / "out")
     assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label-column", "folder") == 0
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
     found = {sample.source: (sample.labels, sample.fps, sample.num_frames) for sample in samples}
-    assert found == {"run/one": ((0,), 12, 12), "walk/100%d": ((1,), 12, 12)}
-    assert set(map(tuple, numbers_of(tmp_path / "out", "segment").values())) == {tuple(range(12))}
-
-
-def test_frames_that_are_no_video_are_rejected(video: Path, tmp_path: Path) -> None:
-    write_frames(tmp_path / "in/hole", video, "{:05d}.jpg").joinpath("00005.jpg").unlink()
-    mixed = write_frames(tmp_path / "in/mixed", video, "{:05d}.jpg")
-    Image.new("RGB", (80, 64)).save(mixed / "00007.jpg")
-    write_frames(tmp_path / "in/named", video, "{:05d}.jpg").joinpath("00001.jpg").rename(tmp_path / "in/named/x1.jpg")
-    write_frames(tmp_path / "in/whole", video, "{:05d}.jpg")
-    with pytest.raises(InputError, match="is a folder of frames, which does not say their rate: give --fps"):
-        make(tmp_path / "in", tmp_path / "out")
-    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12") == 0
+    run, walk = ((0,), 12, 12), ((1,), 12, 12)
+    assert found == {"run/1": run, "run/2": run, "walk/100%d": walk, "walk/4": walk}
+    assert all(numbers == [*range(12)] for numbers in numbers_of(tmp_path / "out").values())
     assert read_rejects(tmp_path / "out") == {
-        "hole": "its frames have a hole or repeat a number: 00006.jpg comes in place of 5",
-        "mixed": "its picture changes shape in the middle",
-        "named": "its frames are named in several ways: ….jpg and x….jpg",
+        "run/hole": "its frames have a hole or repeat a number: 00006.jpg comes in place of 5",
+        "run/mixed": "its picture changes shape in the middle",
+        "run/named": "its frames are named in several ways: ….jpg and x….jpg",
     }
 
 
