@@ -134,7 +134,7 @@ def _score(table: Table, is_file: IsFile) -> Table:
     is_number = WHOLE.fullmatch(path) and not is_index
     is_path = is_file(path) or has_video_extension(path) or "/" in path
     names_columns = is_known(path) or num_known >= 2 or is_index or (num_others >= 2 and others == num_others)
-    has_header = table.columns is None and not is_path and not is_number and names_columns
+    has_header = table.columns is None and not is_path and not is_number and names_columns and -column < len(first)
     known, scored = num_known * has_header, len(chosen) - has_header
     return table._replace(
         column=-column, num_found=found, num_known=known, num_similar=similar, num_scored=scored, has_header=has_header

@@ -90,27 +90,26 @@ def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
     require_uncompressed(path)
     num_bytes = path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(path, "r:") as archive, path.open("rb") as file:
             for member in archive:
                 # Links and devices may name a size and have no bytes, a sparse file has fewer.
                 stored_bytes = member.size if member.isreg() and not member.issparse() else 0
                 if member.size < 0 or member.offset_data + stored_bytes > num_bytes:
                     raise tarfile.ReadError(f"{printable(member.name)} would have {member.size} bytes")
                 yield archive, member
-            end = archive.offset
+            # From there on, there must be zeros, and nothing else.
+            file.seek(archive.offset)
+            block = file.read(tarfile.BLOCKSIZE)
+            if not block:
+                raise tarfile.ReadError("no end-of-archive marker, as if cut off between members")
+            if block.strip(b"\0"):
+                raise tarfile.ReadError(f"no header at byte {archive.offset}")
+            while block := file.read(2**20):
+                if block.strip(b"\0"):
+                    what = f"contains data after the end-of-archive marker at byte {archive.offset}"
+                    raise InputError(f"{path} {what} (concatenated tars?): split it")
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a complete tar file ({error}): repair it, or move it away") from error
-    # From there on, there must be zeros, and nothing else.
-    with path.open("rb") as file:
-        file.seek(end)
-        block = file.read(tarfile.BLOCKSIZE)
-        if not block or block.strip(b"\0"):
-            what = f"no header at byte {end}" if block else "no end-of-archive marker, as if cut off between members"
-            raise InputError(f"{path} is not a complete tar file ({what}): repair it, or move it away")
-        while block := file.read(2**20):
-            if block.strip(b"\0"):
-                what = f"contains data after the end-of-archive marker at byte {end} (concatenated tars?)"
-                raise InputError(f"{path} {what}: split it")
 
 
 def _explain_unreadable(member: tarfile.TarInfo) -> str | None:

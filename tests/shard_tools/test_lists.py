@@ -141,6 +141,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("trimmed files", "path,start,end,label\nBBBBBBBBBBB_000010_000020.mp4,10.0,20.0,run\nEEEEEEEEEEE,12.0,22.0,run\nCCCCCCCCCCC_000001.mp4,1,1.2,a\n", {},
      [("BBBBBBBBBBB_000010_000020.mp4", "run"), ("CCCCCCCCCCC_000001.mp4#t=1,1.2", "a"), ("run/EEEEEEEEEEE_12_22.mp4", "run")]),
     ("trimmed file by its name", "path,start,end,label\nrun/EEEEEEEEEEE_12_22.mp4,12,22,run\n", {}, [("run/EEEEEEEEEEE_12_22.mp4", "run")]),
+    ("--start-column", "a.mp4,0.0,3.0,run\nb.mp4,1.0,2.0,walk\n", {"start": "2", "end": "3"}, [("a.mp4#t=0,3", "run"), ("b.mp4#t=1,2", "walk")]),
     ("--start-column none", "path,start,end,label\na.mp4,12,22,run\n", {"start": "none"}, [("a.mp4", "run")]),
     ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
 ]  # fmt: skip
@@ -187,6 +188,7 @@ REFUSED: list[tuple[Any, str]] = [
     ("path,label\na.mp4,Run\nb.mp4,run\n", "the labels Run and run differ in case"),
     ("path,label\na.mp4,01\nb.mp4,02\n42,2\n", "is a number in 1 rows .* and a name in 2"),
     ("path,label\n", "has no rows but its header|is no such file"),
+    ("id,path,label\n0 a.mp4 run\n1\tb.mp4\twalk\n", "which of column 1, column 3 is the label is not clear"),
     ("", "is empty"),
     (b"PK\x03\x04rest", "is compressed .zip."),
     (bytes(range(32)) * 9, "is binary"),
