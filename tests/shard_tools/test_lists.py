@@ -28,13 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("lists"), dict.fromkeys([*FILES, *pictures], ""))
 
 
-def read(target: Path, content: Any, **choices: Any) -> list[tuple[str, Any]]:
-    """Return (name, labels) of all items; the label alone where there is one, the reason where it cannot be used."""
-    if not isinstance(content, (str, bytes)):
-        content = json.dumps(content)
-    target.write_bytes(content.encode() if isinstance(content, str) else content)
-    items = read_inputs(str(target), ListOptions(**choices))
-    return [(item.name, f"! {item.problem}" if item.problem else item.label or item.labels) for item in items]
+def write_list(path: Path, content: Any) -> Path:
+    make_folder(path.parent, {path.name: content if isinstance(content, (str, bytes)) else json.dumps(content)})
+    return path
+
+
+def read_labels(place: Path, **choices: Any) -> dict[str, Any]:
+    """Return labels by name, the label alone where there is one; the reason where an item cannot be used."""
+    items = read_inputs(str(place), ListOptions(**choices))
+    return {item.name: f"! {item.problem}" if item.problem else item.label or item.labels for item in items}
 
 
 AB = [("a.mp4", "run"), ("b.mp4", "walk")]
@@ -150,8 +152,8 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
 @pytest.mark.parametrize(("name", "content", "choices", "expected"), HEADS, ids=[head[0] for head in HEADS])
 def test_heads_of_public_lists(folder: Path, name: str, content: Any, choices: dict[str, Any], expected: Any) -> None:
     names = {"HMDB51": "brush_hair_test_split1.txt", "THUMOS14": "Diving_test.txt"}
-    path = folder / names.get(name, "list")
-    assert read(path, content, **choices) == expected
+    path = write_list(folder / names.get(name, "list"), content)
+    assert list(read_labels(path, **choices).items()) == expected
 
 
 REFUSED: list[tuple[Any, str]] = [
@@ -198,10 +200,8 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("content", "sentence"), REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_clear_is_refused_in_a_sentence(folder: Path, content: Any, sentence: str, tmp_path: Path) -> None:
-    content = content if isinstance(content, (str, bytes)) else json.dumps(content)
-    (folder / "list.csv").write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(InputError, match=sentence) as refused:
-        make(folder / "list.csv", tmp_path / "out")
+        make(write_list(folder / "list.csv", content), tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
@@ -239,10 +239,6 @@ def test_label_maps_name_numbers_from_0_or_1_whatever_they_count_from(folder: Pa
     if MAPS[text] is None:
         with pytest.raises(InputError, match="count from 0 or from 1"):
             read_inputs(str(folder / "list")).apply_label_map(label_map)
-
-
-def labels_by_name(place: Path, **choices: Any) -> dict[str, str | None]:
-    return {item.name: item.label for item in read_inputs(str(place), ListOptions(**choices))}
 
 
 SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
@@ -289,7 +285,7 @@ def test_folders_are_classes_or_subsets(tmp_path: Path, files: list[str], choice
         with pytest.raises(InputError, match=expected):
             read_inputs(str(tmp_path), ListOptions(**choices))
     else:
-        assert labels_by_name(tmp_path, **choices) == expected
+        assert read_labels(tmp_path, **choices) == expected
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
@@ -338,20 +334,20 @@ def test_parquet_holds_paths_or_videos(tmp_path: Path, generate: Any, monkeypatc
         read_inputs(str(tmp_path / "in"))
     place, out = "train-00000-of-00001.parquet/00000", tmp_path / "out"
     expected = {f"{place}0-video.mp4": "walk", f"{place}1-a.mp4": "run", f"{place}2-a.mp4": "walk"}
-    assert labels_by_name(tmp_path / "in", subset="train") == expected
+    assert read_labels(tmp_path / "in", subset="train") == expected
     assert make(tmp_path / "in", out, "--encode", "copy", "--subset", "train") == 0
     stored = {sample.source: video_bytes(out, shard, sample) for shard, sample in all_samples(out)}
     assert stored == dict(zip(expected, videos, strict=True))
-    assert len(labels_by_name(write(tmp_path / "list", {"mp4": videos}))) == 3
+    assert len(read_labels(write(tmp_path / "list", {"mp4": videos}))) == 3
     with pytest.raises(InputError, match=r"video, mp4 may each be the video; .*: give --path-column"):
         read_inputs(str(write(tmp_path / "list", {"video": cells, "mp4": videos})))
 
     make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
     paths = pyarrow.array([{"bytes": None, "path": f"{name}.mp4"} for name in "ab"], pyarrow.array(cells).type)
-    names = labels_by_name(write(tmp_path / "list", {"video": paths, "label": [1, -1]}))
-    assert names == {"a.mp4": "walk", "b.mp4": None}, "-1 is no class"
+    names = read_labels(write(tmp_path / "list", {"video": paths, "label": [1, -1]}))
+    assert names == {"a.mp4": "walk", "b.mp4": "! it has no label, others have one"}, "-1 is no class"
     table = {"file_name": ["a.mp4", "b.mp4"], "class": ["run", "walk"], "image": image[:2]}
-    assert labels_by_name(write(tmp_path / "list", table)) == dict(AB)
+    assert read_labels(write(tmp_path / "list", table)) == dict(AB)
     with pytest.raises(InputError, match=r"\(Parquet without the bytes of image\): no column names videos"):
         read_inputs(str(write(tmp_path / "list", {"image": image})))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
