@@ -38,11 +38,11 @@ class Times(NamedTuple):
     """The columns that say where a segment begins and ends."""
 
     start: int
-    end: int | None  # that of the start, if it holds pairs; None, if all segments are `length` long
+    end: int | None  # that of the start, if it holds pairs
     scale: float = 1  # seconds (or frames) per unit
     in_frames: bool = False
     is_length: bool = False  # the second column is one
-    length: float = math.inf
+    length: float = math.inf  # where there is no end
     first: int = 0  # number of the first frame
 
 
@@ -154,12 +154,8 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
     if start is None or end is None:
         return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
     start = (start - times.first if start >= times.first else start) * times.scale
-    if times.end is None:
-        end = start + times.length
-    elif end == -1:  # to the end, as VideoMAEv2 writes
-        end = math.inf
-    else:
-        end = end * times.scale + (start if times.is_length else 0)
+    # -1: to the end, as VideoMAEv2 writes.
+    end = start + times.length if end in (-1, math.inf) else end * times.scale + (start if times.is_length else 0)
     return (None if (start, end) == (0, math.inf) else Segment(start, end, times.in_frames)), None
 
 

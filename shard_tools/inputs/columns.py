@@ -1,5 +1,6 @@
 """Which column of a list is what: as the options say, as its format says, or else as names and contents show."""
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from functools import cached_property
@@ -137,7 +138,7 @@ class Columns:
             pairs = (column for column in self.free if column.role in formats.PAIRS and column.cells)
             return next((Times(it.number, it.number) for it in pairs if all(map(cells.parse_pair, it.cells))), None)
         length = next((column.number for column in self.free if column.role in formats.LENGTHS), None)
-        if ends or (length is None and not self.format.seconds):
+        if ends or (length is None and self.format.seconds == math.inf):
             found = [*starts.values(), *ends.values()][0]
             raise self.error(f"{found.name} has no {'end' if starts else 'start'}", GIVE_TIMES)
         (unit, start), *_ = starts.items()

@@ -4,6 +4,7 @@ A list is of the first format whose columns it has: of FORMATS, if it has a head
 WITHOUT_HEADER. The format says which columns are not called as in the vocabulary; that then says which is what.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class Format(NamedTuple):
     subsets: tuple[tuple[str, str], ...] = ()  # what the values of the column `subset` mean
     left_out: tuple[str, str] | None = None  # rows with this value in the column `sign`, and what they are
     removed: str = ""  # characters of labels that its label map lacks
-    seconds: float = 0  # length of all segments, if no column says it
+    seconds: float = math.inf  # length of all segments, if no column says it
     is_numbered: bool = False  # the first frame is 1, where no segment starts at 0
     error: str = ""  # why it cannot be read
     fix: str = "write a list of the videos, or of segments in seconds, with their labels (path,start,end,label)"
