@@ -19,7 +19,6 @@ WHOLE = re.compile(r"-?\d+(\.0+)?")
 NUMBERS = re.compile(r"\d+(\s*[;|, ]\s*\d+)*")
 RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")  # between two times
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
-TIMED = re.compile(r"(\S+) +([\d.]+) +([\d.]+)")  # Charades: class, start, end
 SEPARATORS = "|;,"  # of labels
 MAX_WORDS = 4  # of a label among several
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
@@ -119,8 +118,7 @@ def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
         return None if label is None else (label,)
     parts = parse_nested(cell)
     if not isinstance(parts, list):
-        texts = str(cell).split(separator) if separator else [str(cell)]
-        parts = [match[1] if (match := TIMED.fullmatch(text.strip())) else text for text in texts]
+        parts = str(cell).split(separator) if separator else [str(cell)]
     parts = [part[0] if isinstance(part, list) and part else part for part in parts]
     return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
 
@@ -131,8 +129,6 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
     separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
     if all(map(NUMBERS.fullmatch, texts)):
         return None if all(map(WHOLE.fullmatch, texts)) else separator or " "
-    if is_named and any(map(TIMED.match, texts)):
-        return ";"
     if is_named or separator is None:
         return separator
     parts = {part.strip() for text in texts for part in text.split(separator)}

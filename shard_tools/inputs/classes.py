@@ -10,9 +10,7 @@ from typing import Any
 from common.errors import InputError
 
 MAX_DIGITS = 9  # of a class id
-NAME_COLUMNS = (
-    "name", "display_name", "class_name", "label_name", "category_name", "key", "class", "label", "category",
-)  # fmt: skip
+NAME_COLUMNS = "name display_name class_name label_name category_name key class label category".split()
 LINES = (  # 1 Name; Name,1; c000 Holding some clothes
     r"(?P<id>\d+)[\s,;:.]+(?P<name>\S.*)",
     r"(?P<name>.*\S)\s*[,;\t ]\s*(?P<id>\d+)",

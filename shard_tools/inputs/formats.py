@@ -48,7 +48,7 @@ class Format(NamedTuple):
     list_name: str = ".*"  # a regular expression; its group, if any, is the label of all rows
     subsets: tuple[tuple[str, str], ...] = ()  # what the values of the column `subset` mean
     left_out: tuple[str, str] | None = None  # rows with this value in the column `sign`, and what they are
-    removed: str = ""  # characters of labels that its label map lacks
+    removed: str = ""  # a regular expression: what its label map lacks of labels
     seconds: float = math.inf  # length of all segments, if no column says it
     is_numbered: bool = False  # the first frame is 1, where no segment starts at 0
     error: str = ""  # why it cannot be read
@@ -72,10 +72,10 @@ FORMATS = [
     Format("Panda-70M", "videoid timestamp caption desirablefiltering"),
     Format("Charades-STA", "id start end sentence"),
     Format("DiDeMo", "video times numsegments", error="its times count pieces of 5 seconds"),
-    Format("Something-Something V2", "id label:caption template:label", removed="[]"),
+    Format("Something-Something V2", "id label:caption template:label", removed=r"[\[\]]"),
     Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
     Format("Diving48", "vidname label startframe endframe"),
-    Format("Charades", "id script actions"),
+    Format("Charades", "id script actions", removed=r" +[\d.]+ +[\d.]+$"),  # when each begins and ends
     Format("AudioSet", "ytid startseconds endseconds positivelabels"),
     Format("WebVid", "videoid contenturl"),
     Format("MSR-VTT", "category videoid starttime:whole endtime:whole"),  # the files are cut out already

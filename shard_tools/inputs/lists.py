@@ -122,7 +122,7 @@ class ListReader:
         cell = get_cell(row, columns.label)
         labels = (self.parse_labels if isinstance(cell, str) else cells.read_labels)(cell, columns.separator)
         if labels and (removed := columns.format.removed):
-            labels = tuple(re.sub(f"[{re.escape(removed)}]", "", label) for label in labels)
+            labels = tuple(re.sub(removed, "", label) for label in labels)
         if labels and columns.separator is None:
             self.labels[labels[0]] += 1
         return labels
