@@ -11,6 +11,7 @@ from pipeline.reading.storage import is_remote
 from shard_tools.inputs import folders
 from shard_tools.inputs.cells import to_text
 from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_hidden
+from shard_tools.inputs.item import Skipped
 from shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".mov")
@@ -82,7 +83,7 @@ class Finder:
         self._index.run("CREATE INDEX by_name ON files (name)")
 
     def _walk(self) -> Iterator[tuple[str, str]]:
-        for folder, files in folders.walk_folders(self.root):
+        for folder, files in folders.walk_folders(self.root, Skipped()):
             videos = [name for name in files if has_video_extension(name) and not is_hidden(name)]
             for name in videos:
                 yield _normalize(name)[-1], folder + name

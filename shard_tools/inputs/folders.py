@@ -105,10 +105,9 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
     return {name for name, group in groups.items() if subset not in (name, group)}
 
 
-def walk_folders(folder: Path, skipped: Skipped | None = None) -> Iterator[tuple[str, list[str]]]:
+def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str]]]:
     """Yield all folders (as "" or "run/"), each once, with the names of their files; hidden ones are skipped."""
     seen: set[tuple[int, int]] = set()
-    skipped = skipped or Skipped()
     for parent, inner, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
         prefix = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         status = os.stat(parent)
