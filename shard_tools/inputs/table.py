@@ -92,7 +92,7 @@ class Inputs:
             if one != other:
                 problem = f"it is listed with two labels, {_format_labels(one)} and {_format_labels(other)}"
                 self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
-        if self._exists("labels IS NULL AND problem IS NULL") and self._exists("labels IS NOT NULL"):
+        if self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
             self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
 

@@ -16,7 +16,6 @@ from common.logging import printable
 from pipeline.shards.format import read_dataset_info
 from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
-from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.folders import classify_name, is_hidden
 from shard_tools.inputs.formats import LABELS, to_key
 from shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped, TarMember
@@ -31,12 +30,12 @@ def list_tars(tars: Sequence[Path], folder: Path, skipped: Skipped, label: str |
     `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
     """
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
-    classes = read_dataset_info(folder).classes if shards else []
+    classes = {str(number): name for number, name in enumerate(read_dataset_info(folder).classes if shards else ())}
     for tar in tars:
         yield from _list_tar(tar, skipped, classes if tar in shards else None, label)
 
 
-def _list_tar(path: Path, skipped: Skipped, classes: list[str] | None, label: str | None) -> Iterator[Item]:
+def _list_tar(path: Path, skipped: Skipped, classes: dict[str, str] | None, label: str | None) -> Iterator[Item]:
     videos: dict[str, tuple[TarMember, str | None]] = {}
     sidecars: dict[str, dict[str, Any]] = {}  # what is said of videos, by names without their last extension
     for archive, member in _read_members(path):
@@ -67,10 +66,10 @@ def _list_tar(path: Path, skipped: Skipped, classes: list[str] | None, label: st
         fields = {("caption" if key == "txt" else key): value for key, value in entries.items() if key != "cls"}
         if classes is not None:  # a shard has what its input said
             fields = entries.get("fields") or {}
-            unknown = [text for text in labels or () if not (is_id(text) and int(text) < len(classes))]
+            unknown = [text for text in labels or () if text not in classes]
             if unknown:
                 problem = problem or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
-            labels = None if unknown or labels is None else tuple(classes[int(text)] for text in labels)
+            labels = None if unknown or labels is None else tuple(map(classes.__getitem__, labels))
         text = json.dumps(fields, ensure_ascii=False) if fields else ""
         yield Item(f"{path.name}/{name}", place, labels, place.size, problem, fields=text)
 
