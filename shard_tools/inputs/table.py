@@ -84,9 +84,9 @@ class Inputs:
         self._table.run("""UPDATE items SET segment = segment || ';' || number FROM (SELECT rowid AS id, row_number()
             OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number FROM items WHERE segment != '')
             WHERE id = items.rowid AND number > 1""")
-        repeated = """SELECT source, min(rowid), count(*), min(ifnull(labels, '')), max(ifnull(labels, ''))
-            FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1"""
-        for source, first, count, one, other in self._table.run(repeated):
+        self._table.run("""CREATE TEMP TABLE repeated AS SELECT source, min(rowid), count(*), min(ifnull(labels, '')),
+            max(ifnull(labels, '')) FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1""")
+        for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):  # not of what it deletes
             self.num_repeated += count - 1
             self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
             if one != other:
