@@ -85,7 +85,6 @@ from pipeline.decoding.video import Video
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import FrameSize, view_crop
 from pipeline.planning.plan import check_strides, frame_step
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
@@ -218,7 +217,7 @@ def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: Data
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
-    sample, content = dataset.samples[index], Reader(dataset).read(index)
+    sample, content = dataset.samples[index], dataset.read_video(index)
     rate = Fraction(sample.fps).limit_denominator(100_000)
     step = find_step(sample.source, rate, data, sample.frame_stride)
     if arrays.is_array(content):

@@ -19,7 +19,6 @@ from pipeline.config import DataConfig
 from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, DaliPolicy, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import call_with_timeout
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
@@ -229,10 +228,10 @@ def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_s
         for index, x in enumerate(islice(dataset.samples, PROBED_SAMPLES))
         if x.codec == codec and not (x.width % side_step or x.height % side_step)
     )
-    error, reader = "", Reader(dataset)
+    error = ""
     for index in islice(suitable, PROBES):
         with suppress(VideoError):
-            if not (error := try_decoding(reader.clip(index, (0,)).data, device)):
+            if not (error := try_decoding(dataset.read_clip(index, (0,)).data, device)):
                 break
     return error
 

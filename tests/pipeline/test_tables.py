@@ -17,7 +17,6 @@ from made_videos import encode, write_shards
 from common.atomic_io import hash_file
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.reading.reader import Reader
 from pipeline.shards import format
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
@@ -77,7 +76,7 @@ def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
 
 def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: Path) -> None:
     assert SAMPLE.itemsize == 92, "as documented"
-    info, reader = read_dataset_info(short_shards), Reader(short)
+    info = read_dataset_info(short_shards)
     expected = [sample for shard in info.shards for sample in read_samples(short_shards, shard)]
     for number, (found, sample) in enumerate(zip(short.samples, expected, strict=True)):
         for name in ("key", "source", "labels", "num_frames", "fps", "width", "sha256", "offset", "size", "codec"):
@@ -85,7 +84,7 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
         with tarfile.open(short.shards[int(short.shard_of(number))]) as tar:
             member = tar.extractfile(f"{sample.key}.mp4")
             assert member is not None
-            assert reader.read(number) == member.read()
+            assert short.read_video(number) == member.read()
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     assert short.column("label").tolist() == [sample.label for sample in expected]
@@ -264,9 +263,9 @@ def test_no_folder_and_no_videos_are_refused(copied: Path) -> None:
 def test_a_short_shard_costs_the_videos_that_are_cut_off(copied: Path) -> None:
     dataset = ShardDataset.open(copied)
     os.truncate(dataset.shards[0], dataset.samples[2].offset + 100)
-    Reader(dataset).read(0)
+    dataset.read_video(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):
-        Reader(dataset).read(2)
+        dataset.read_video(2)
 
 
 def test_labels_segments_and_fields_come_back(copied: Path) -> None:
