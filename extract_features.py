@@ -224,9 +224,9 @@ def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataCo
         yield from read_array(content, step, size)
         return
     scaler = make_scaler(sample.width, sample.height, size)
-    with Video(content, sample.num_frames) as video:
-        for count, frame in enumerate(subsample(video.frames(range(sample.num_frames)), step)):
-            yield int(count * step) * sample.frame_stride, sample.start + float(count * step / rate), scaler(frame)
+    frames = Video(content, sample.num_frames).frames(range(sample.num_frames))
+    for count, frame in enumerate(subsample(frames, step)):
+        yield int(count * step) * sample.frame_stride, sample.start + float(count * step / rate), scaler(frame)
 
 
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:

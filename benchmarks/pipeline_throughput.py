@@ -198,8 +198,7 @@ def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tup
 def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
     """Decode the frames of a clip, and drop them: no cropping, scaling or colors."""
     video = dataset.read_clip(row.sample, row.frames)
-    with Video(video.data, video.num_frames) as opened:
-        return torch.tensor(sum(1 for _ in opened.frames(video.numbers)))
+    return torch.tensor(sum(1 for _ in Video(video.data, video.num_frames).frames(video.numbers)))
 
 
 @contextmanager

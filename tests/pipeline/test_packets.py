@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_videos import KINDS, cut_video, encode, store
 
-from pipeline.decoding.packets import SliceDecoder, read_header
+from pipeline.decoding.packets import read_header
 from pipeline.decoding.video import Video
 from pipeline.shards.gops import VideoSlice, read_fragments
 from pipeline.video_error import VideoError
@@ -18,12 +18,12 @@ Frames = dict[int, np.ndarray]
 
 
 def decode(video: VideoSlice) -> Frames:
-    return {number: frame.to_ndarray(format="rgb24") for number, frame in SliceDecoder(video).frames()}
+    frames = Video(video.data, video.num_frames, video.in_groups).frames(video.numbers)
+    return {number: frame.to_ndarray(format="rgb24") for number, frame in frames}
 
 
 def decode_by_demuxer(video: VideoSlice) -> Frames:
-    with Video(video.data, video.num_frames) as opened:
-        return {number: frame.to_ndarray(format="rgb24") for number, frame in opened.frames(video.numbers)}
+    return decode(video._replace(in_groups=False))
 
 
 def assert_equal(found: Frames, expected: Frames) -> None:
@@ -46,9 +46,10 @@ def test_frames_are_those_of_the_demuxer_and_of_the_whole_video(codec: str, monk
 
 
 def test_no_more_is_decoded_than_needed() -> None:
-    decoder = SliceDecoder(cut_video(store("h264", NUM_FRAMES), [3, 12, 13], NUM_FRAMES))
-    assert len(list(decoder.frames())) == 3
-    assert decoder.frames_decoded == 4 + 6, "no tails of groups"
+    cut = cut_video(store("h264", NUM_FRAMES), [3, 12, 13], NUM_FRAMES)
+    video = Video(cut.data, cut.num_frames, in_groups=True)
+    assert len(list(video.frames(cut.numbers))) == 3
+    assert video.frames_decoded == 4 + 6, "no tails of groups"
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,7 @@ def test_no_more_is_decoded_than_needed() -> None:
 )
 def test_what_is_not_cut_from_groups_goes_to_the_demuxer(settings: dict[str, object]) -> None:
     video = VideoSlice(encode(20, **settings), (3, 9), 20)  # type: ignore[arg-type]
-    assert_equal(decode(video), decode_by_demuxer(video))
-    assert_equal(decode(video._replace(in_groups=True)), decode_by_demuxer(video))
+    assert_equal(decode(video._replace(in_groups=True)), decode(video))
 
 
 def changed(data: bytes, old: bytes, new: bytes) -> bytes:
