@@ -5,12 +5,10 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from common.errors import InputError
 from common.threads import run_in_thread
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, DecodeWorker
+from pipeline.jsonl import append_line
 from pipeline.loader import ClipLoader
 from pipeline.reading import storage
 from pipeline.reading.cache import ShardCache, user_cache_dir
@@ -238,30 +237,29 @@ def test_a_subset_is_read_in_place(bucket: str, short_shards: Path, tmp_path: Pa
     assert not cached(tmp_path)
 
 
-def fetch_all(folder: Path, url: str, files: list[tuple[str, str, int]], go: Callable[[], object], log: Path) -> None:
-    class LoggedStore(ObjectStore):
-        def read_range(self, name: str, *arguments: Any) -> bytes:
-            with log.open("a") as lines:
-                lines.write(f"{name}\n")
-            return super().read_range(name, *arguments)
+def test_processes_of_a_node_download_each_shard_once(
+    short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, read_range = multiprocessing.get_context("fork"), ObjectStore.read_range
+    barrier, log = fork.Barrier(3), tmp_path / "log"
 
-    go()
-    cache = ShardCache(folder)
-    cache._open_store = LoggedStore  # type: ignore[assignment]
-    assert all(cache.fetch(f"{url}/{name}", sha256, size) for name, sha256, size in files)
+    def read_and_log(store: ObjectStore, name: str, start: int, end: int) -> bytes:
+        append_line(log, f"{name}\n")
+        return read_range(store, name, start, end)
 
+    def fetch_all() -> None:
+        barrier.wait()
+        cache = ShardCache(tmp_path / "cache")
+        assert all(cache.fetch(f"file://{short.folder}/{x.name}", x.sha256, x.num_bytes) for x in short.info.shards)
 
-def test_processes_of_a_node_download_each_shard_once(short_shards: Path, tmp_path: Path) -> None:
-    files = [(shard.name, shard.sha256, shard.num_bytes) for shard in ShardDataset.open(short_shards).info.shards]
-    fork = multiprocessing.get_context("fork")
-    arguments = (tmp_path / "cache", f"file://{short_shards}", files, fork.Barrier(3).wait, tmp_path / "log")
-    processes = [fork.Process(target=fetch_all, args=arguments) for _ in range(3)]
+    monkeypatch.setattr(ObjectStore, "read_range", read_and_log)
+    processes = [fork.Process(target=fetch_all) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 3
-    assert sorted((tmp_path / "log").read_text().split()) == [name for name, _, _ in files]
+    assert sorted(log.read_text().split()) == [shard.name for shard in short.info.shards]
 
 
 def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
