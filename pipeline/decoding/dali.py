@@ -2,10 +2,10 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -103,18 +103,6 @@ class DaliGraph:
         return tensors
 
 
-def split_cuts(
-    video: JoinedVideo, frames: UInt8[Tensor, "frames H W C"]
-) -> Iterator[tuple[int, UInt8[Tensor, "T H W C"]]]:
-    """Yield the clips that are cut from a video, behind their indices in the batch; a copy only where frames repeat."""
-    end = 0
-    for cut in video.cuts:
-        start, end = end, end + cut.num_frames
-        clip = frames[start:end]
-        in_order = cut.order == list(range(cut.num_frames))
-        yield cut.clip, clip if in_order else torch.stack([clip[number] for number in cut.order])
-
-
 def shorten(error: Exception) -> str:
     """Return DALI's message, which has many lines and stack traces, as one."""
     reason = str(error).rpartition("encountered:")[2].partition("C++ context:")[0]
@@ -163,13 +151,18 @@ class Dali:
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
             return [graph.take() for graph, _ in parts]
 
-        all_taken = call_with_timeout(take, self._timeout, "data.decode_timeout_s")
-        return {
-            index: clip
-            for (_, videos), taken in zip(parts, all_taken, strict=True)
-            for video, frames in zip(videos, taken, strict=True)
-            for index, clip in split_cuts(video, frames)
-        }
+        videos = [video for _, part in parts for video in part]
+        taken = chain.from_iterable(call_with_timeout(take, self._timeout, "data.decode_timeout_s"))
+        clips = {}
+        for video, frames in zip(videos, taken, strict=True):
+            end = 0
+            for cut in video.cuts:
+                start, end = end, end + cut.num_frames
+                clip = frames[start:end]
+                if cut.order != list(range(cut.num_frames)):  # a copy only where frames repeat
+                    clip = torch.stack([clip[number] for number in cut.order])
+                clips[cut.clip] = clip
+        return clips
 
     def copy_clips(self, taken: Mapping[int, UInt8[Tensor, "T H W C"]], clips: UInt8[Tensor, "B T H W C"]) -> None:
         """Copy what was taken to its indices of `clips`, and keep DALI's memory until that is done."""
