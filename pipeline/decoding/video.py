@@ -66,8 +66,9 @@ class Video:
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
 
     def _decode_slice(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        """Yield frames of groups without their container. Whatever is wrong, it finds too and says what it is."""
+        """Yield frames of groups of pictures without their container."""
         if self._in_groups and isinstance(self._source, bytes):
+            # Whatever is wrong, the container's reader finds it too and says what it is.
             with suppress(av.error.FFmpegError, ValueError, IndexError, struct.error):
                 yield from self._decode_groups(*index_slice(self._source, self._num_frames), numbers)
 

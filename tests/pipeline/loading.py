@@ -46,11 +46,6 @@ def check_first(dataset: ShardDataset, config: DataConfig, count: int, **others:
         return loader.counters
 
 
-def numbers_in(clip: torch.Tensor) -> list[int]:
-    """Read the frame numbers that a clip [T, H, W, C] shows."""
-    return [read_number(frame) for frame in clip.cpu().numpy()]
-
-
 def check_frames(
     batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0, bad: Collection[str] = ()
 ) -> int:
@@ -68,7 +63,8 @@ def check_frames(
                 used = replacement
             num_replaced += attempt > 0
             assert key == dataset.samples[used.sample].key
-            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in used.frames]
+            shown = [read_number(frame) for frame in clip.cpu().numpy()]
+            assert shown == [(frame + int(key[1:])) % LEVELS for frame in used.frames]
     return num_replaced
 
 

@@ -130,16 +130,6 @@ def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice
     return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
 
 
-def sample_of(key: str, data: bytes, container: str) -> Sample:
-    """What the tables say of a video, but for its hash and label."""
-    with av.open(io.BytesIO(data)) as video:
-        stream = video.streams.video[0]
-        count = sum(1 for _ in video.decode(stream))
-        context = stream.codec_context
-        facts = context.codec.canonical_name, count, 8.0, 1, context.width, context.height
-        return Sample(key, container, *facts, None, f"{key}.{container}", "")
-
-
 def write_shards(
     folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4",
     broken: dict[str, bytes] | None = None, **columns: list[Any],
@@ -154,9 +144,12 @@ def write_shards(
         for number, (key, data) in enumerate(videos):
             path, stored = Path(place, f"{number}.{container}"), (broken or {}).get(key, data)
             path.write_bytes(stored)
-            about = {"labels": (number % classes,) if classes else None, "sha256": hashlib.sha256(stored).hexdigest()}
-            about |= {name: values[number] for name, values in columns.items()}
-            pairs.append((replace(sample_of(key, data, container), **about), path))
+            with av.open(io.BytesIO(data)) as video:
+                count, context = sum(1 for _ in video.decode(video=0)), video.streams.video[0].codec_context
+                facts = context.codec.canonical_name, count, 8.0, 1, context.width, context.height
+            label, sha256 = (number % classes,) if classes else None, hashlib.sha256(stored).hexdigest()
+            sample = Sample(key, container, *facts, label, f"{key}.{container}", sha256)
+            pairs.append((replace(sample, **{name: values[number] for name, values in columns.items()}), path))
         shards = [
             write_shard(folder, f"shard-{number:06d}.tar", pairs[start : start + per_shard])
             for number, start in enumerate(range(0, len(videos), per_shard))

@@ -51,28 +51,6 @@ def test_a_folder_that_is_no_dataset_is_one_sentence_on_what_to_do(tmp_path: Pat
     assert says.format(folder) in str(raised.value)
 
 
-def change_row(folder: Path, sample: int, **values: Any) -> None:
-    """In a table whose hash is right all the same: of large ones, it is not compared."""
-    described = json.loads((folder / "dataset.json").read_text())
-    path = folder / described["tables"]["samples"]["file"]
-    rows = np.load(path)
-    for name, value in values.items():
-        rows[name][sample] = value
-    np.save(path, rows)
-    described["tables"]["samples"]["sha256"] = hash_file(path)
-    (folder / "dataset.json").write_text(json.dumps(described))
-
-
-def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
-    """Three epochs; returns what is quarantined."""
-    config = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9)
-    with open_loader(dataset, config, quarantine, num_frames=4, image_size=16) as (_, loader):
-        for batch in islice(loader.batches(0), 9):
-            assert batch.clip.shape == (4, 4, 16, 16, 3)
-            assert all(0 <= label < 3 for label in batch.labels.tolist())
-    return quarantine.read_text().splitlines()
-
-
 def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: Path) -> None:
     assert SAMPLE.itemsize == 92, "as documented"
     info = read_dataset_info(short_shards)
@@ -123,8 +101,21 @@ def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict[str, Any], says: str) -> None:
-    change_row(copied, 5, **values)
-    (line,) = train_on(ShardDataset.open(copied), tmp_path / "quarantine.jsonl")
+    """In a table whose hash is right all the same: of large ones, it is not compared. Three epochs are loaded."""
+    described, quarantine = json.loads((copied / "dataset.json").read_text()), tmp_path / "quarantine.jsonl"
+    path = copied / described["tables"]["samples"]["file"]
+    rows = np.load(path)
+    for name, value in values.items():
+        rows[name][5] = value
+    np.save(path, rows)
+    described["tables"]["samples"]["sha256"] = hash_file(path)
+    (copied / "dataset.json").write_text(json.dumps(described))
+    config, shape = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9), {"num_frames": 4, "image_size": 16}
+    with open_loader(ShardDataset.open(copied), config, quarantine, **shape) as (_, loader):
+        for batch in islice(loader.batches(0), 9):
+            assert batch.clip.shape == (4, 4, 16, 16, 3)
+            assert all(0 <= label < 3 for label in batch.labels.tolist())
+    (line,) = quarantine.read_text().splitlines()
     assert json.loads(line)["key"] == "v05"
     assert says in json.loads(line)["reason"]
 
