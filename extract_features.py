@@ -85,7 +85,6 @@ from pipeline.decoding.video import Video
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import FrameSize, view_crop
 from pipeline.planning.plan import check_strides, frame_step
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
@@ -218,16 +217,16 @@ def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: Data
 
 
 def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
-    sample, content = dataset.samples[index], Reader(dataset).read(index)
+    sample, content = dataset.samples[index], dataset.read_video(index)
     rate = Fraction(sample.fps).limit_denominator(100_000)
     step = find_step(sample.source, rate, data, sample.frame_stride)
     if arrays.is_array(content):
         yield from read_array(content, step, size)
         return
     scaler = make_scaler(sample.width, sample.height, size)
-    with Video(content, sample.num_frames) as video:
-        for count, frame in enumerate(subsample(video.frames(range(sample.num_frames)), step)):
-            yield int(count * step) * sample.frame_stride, sample.start + float(count * step / rate), scaler(frame)
+    frames = Video(content, sample.num_frames).frames(range(sample.num_frames))
+    for count, frame in enumerate(subsample(frames, step)):
+        yield int(count * step) * sample.frame_stride, sample.start + float(count * step / rate), scaler(frame)
 
 
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:

@@ -42,7 +42,6 @@ from figures.sheet import Layout, Row, render_animation, render_sheet, save_anim
 from pipeline.decoding.sources import decode_frames
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
-from pipeline.reading.reader import Reader
 from pipeline.shards.arrays import to_rgb
 from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
@@ -76,12 +75,11 @@ def main(options: argparse.Namespace) -> None:
 def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch) -> list[Row]:
     """Make two rows per clip: source frames with the crop drawn on them, and the clip. Raise InputError if a video
     cannot be decoded."""
-    reader = Reader(dataset)
     rows = []
     for row, clip in zip(plan_rows, batch.clip, strict=True):
         sample = dataset.samples[row.sample]
         try:
-            frames = to_rgb(decode_frames(reader.read(row.sample), row.frames, sample.num_frames)).copy()
+            frames = to_rgb(decode_frames(dataset.read_video(row.sample), row.frames, sample.num_frames)).copy()
         except VideoError as error:
             raise InputError(
                 f"{dataset.where(row.sample)} cannot be decoded: {error}; run `python shard_tools/check_shards.py`"

@@ -42,7 +42,6 @@ from pipeline.decoding.sources import decode_frames
 from pipeline.decoding.video import Video
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import PlanRow, TrainingPlan
-from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from shard_tools.plan import make_key
 
@@ -126,16 +125,15 @@ def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> P
 def write_files(folder: Path) -> None:
     """Write the samples of shards as files; MP4s without fragments, which decord cannot read."""
     dataset = ShardDataset.open(folder)
-    reader = Reader(dataset)
     (folder / "files").mkdir(exist_ok=True)
     for index, sample in enumerate(dataset.samples):
         path = file_of(dataset, folder, index)
         if path.exists():
             continue
         if sample.container != "mp4":
-            path.write_bytes(reader.read(index))
+            path.write_bytes(dataset.read_video(index))
             continue
-        with open_video(reader.read(index)) as source, av.open(path, "w") as target:
+        with open_video(dataset.read_video(index)) as source, av.open(path, "w") as target:
             video = main_stream(source)
             assert video is not None
             stream = target.add_stream_from_template(video)
@@ -179,7 +177,7 @@ def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tup
             if case.decoder != "pyav":
                 columns["dali_share"] = loader.counters["dali_clips"] / loader.counters["clips"]
     elif case.loader == "decoding":
-        decode = partial(decode_only, Reader(dataset))
+        decode = partial(decode_only, dataset)
         yield map(len, load_batches(decode, map(plan.row, count()), case.batch_size)), columns
     else:
 
@@ -197,11 +195,10 @@ def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tup
         yield map(len, load_batches(cut, rows, case.batch_size)), columns
 
 
-def decode_only(reader: Reader, row: PlanRow) -> Tensor:
+def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
     """Decode the frames of a clip, and drop them: no cropping, scaling or colors."""
-    video = reader.clip(row.sample, row.frames)
-    with Video(video.data, video.num_frames) as opened:
-        return torch.tensor(sum(1 for _ in opened.frames(video.numbers)))
+    video = dataset.read_clip(row.sample, row.frames)
+    return torch.tensor(sum(1 for _ in Video(video.data, video.num_frames).frames(video.numbers)))
 
 
 @contextmanager
@@ -222,11 +219,10 @@ def make_plan(dataset: ShardDataset, config: DataConfig, batch_size: int) -> Tra
 
 def find_faults(dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[PlanRow], Tensor]) -> dict[int, str]:
     """Return what is wrong with the clips that `cut` makes, by sample."""
-    reader = Reader(dataset)
 
     def find(row: PlanRow) -> str:
         try:
-            return find_fault(reader, dataset, row, cut(row).numpy())
+            return find_fault(dataset, row, cut(row).numpy())
         except Exception as error:  # each library raises what it likes
             return f"{type(error).__name__}: {error}"[:200]
 
@@ -237,7 +233,7 @@ def find_faults(dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[P
     }
 
 
-def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
+def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
     """Compare a clip with whole frames, cropped and scaled with PIL, and with the frames beside them.
 
     Return what is wrong, "" if nothing is.
@@ -246,7 +242,7 @@ def find_fault(reader: Reader, dataset: ShardDataset, row: PlanRow, clip: np.nda
     if len(clip) != len(row.frames):
         return f"has {len(clip)} frames instead of {len(row.frames)}"
     around = [min(max(0, number + step), sample.num_frames - 1) for number in row.frames for step in (0, -1, 1)]
-    frames = decode_frames(reader.read(row.sample), around, sample.num_frames)
+    frames = decode_frames(dataset.read_video(row.sample), around, sample.num_frames)
     # The plan's boxes are in square pixels, which those of copies need not be.
     x, y, w, h = row.crop.within((sample.width, sample.height), (frames.shape[2], frames.shape[1]))
     crops = (Image.fromarray(frame[y : y + h, x : x + w]) for frame in frames)

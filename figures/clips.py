@@ -19,7 +19,6 @@ from pipeline.decoding.containers import VIDEO_EXTENSIONS
 from pipeline.decoding.sources import decode_frames, scale_frames
 from pipeline.planning.crops import FrameSize, view_crop
 from pipeline.planning.plan import check_strides, frame_step, strided_frames
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
@@ -96,10 +95,9 @@ def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterato
     if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
         dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
         check_strides(dataset, data)
-        reader = Reader(dataset)
         for index, sample in enumerate(dataset.samples):
             shard, title = Path(dataset.shards[int(dataset.shard_of(index))]), describe_sample(dataset, sample)
-            yield Source(sample.key.replace("/", "_"), title, shard, partial(reader.read, index), sample)
+            yield Source(sample.key.replace("/", "_"), title, shard, partial(dataset.read_video, index), sample)
         return
     path = Path(place)
     if not path.exists():

@@ -18,7 +18,6 @@ from common.errors import InputError
 from common.logging import log, printable
 from common.progress import progress_bar
 from pipeline.decoding.sources import decode_frames
-from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
 
@@ -111,14 +110,14 @@ def find_shared(one: ShardDataset, other: ShardDataset) -> Iterator[tuple[str, s
 
 def _hash_videos(dataset: ShardDataset) -> dict[int, UInt8[np.ndarray, " 24"]]:
     """Compute a perceptual hash (dHash) of each video's frames; not of plain ones, which all have the same."""
-    hashes, reader = {}, Reader(dataset)
+    hashes = {}
     for index in progress_bar(
         range(min(HASHED_VIDEOS, len(dataset.samples))), unit="video", desc="compare", leave=False
     ):
         count = dataset.samples[index].num_frames
         numbers = [int(part * count) for part in HASHED_FRAMES]
         try:
-            frames = decode_frames(reader.read(index), numbers, count).mean(axis=-1).astype(np.uint8)
+            frames = decode_frames(dataset.read_video(index), numbers, count).mean(axis=-1).astype(np.uint8)
         except VideoError:  # which whoever trains on it will say
             continue
         small = np.stack([np.asarray(Image.fromarray(it).resize((9, 8), Image.Resampling.BOX)) for it in frames])

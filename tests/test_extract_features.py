@@ -248,7 +248,7 @@ def test_padded_windows_end_at_every_frame_and_see_nothing_later(shards: Path, w
     assert padded["frames"].tolist() == [[max(0, 2 * (t - 3)), 2 * t] for t in range(10)]
     for name, values in whole.items():
         torch.testing.assert_close(padded[name][3:], values)
-    with Video(encode(20), 20) as video:
-        frames = [extract_features.make_scaler(64, 48, FrameSize(32, 32))(frame) for _, frame in video.frames([0, 2])]
+    scaler = extract_features.make_scaler(64, 48, FrameSize(32, 32))
+    frames = [scaler(frame) for _, frame in Video(encode(20), 20).frames([0, 2])]
     clip = torch.from_numpy(np.stack([frames[0], frames[0], frames[0], frames[1]]))
     torch.testing.assert_close(padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled)

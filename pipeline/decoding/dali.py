@@ -2,10 +2,10 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from pipeline.config import DataConfig
 from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, DaliPolicy, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.reading.reader import Reader
 from pipeline.reading.storage import call_with_timeout
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SIDE_STEP
@@ -104,18 +103,6 @@ class DaliGraph:
         return tensors
 
 
-def split_cuts(
-    video: JoinedVideo, frames: UInt8[Tensor, "frames H W C"]
-) -> Iterator[tuple[int, UInt8[Tensor, "T H W C"]]]:
-    """Yield the clips that are cut from a video, behind their indices in the batch; a copy only where frames repeat."""
-    end = 0
-    for cut in video.cuts:
-        start, end = end, end + cut.num_frames
-        clip = frames[start:end]
-        in_order = cut.order == list(range(cut.num_frames))
-        yield cut.clip, clip if in_order else torch.stack([clip[number] for number in cut.order])
-
-
 def shorten(error: Exception) -> str:
     """Return DALI's message, which has many lines and stack traces, as one."""
     reason = str(error).rpartition("encountered:")[2].partition("C++ context:")[0]
@@ -164,13 +151,18 @@ class Dali:
                 torch.cuda.set_device(self._device)  # a thread begins with the first GPU
             return [graph.take() for graph, _ in parts]
 
-        all_taken = call_with_timeout(take, self._timeout, "data.decode_timeout_s")
-        return {
-            index: clip
-            for (_, videos), taken in zip(parts, all_taken, strict=True)
-            for video, frames in zip(videos, taken, strict=True)
-            for index, clip in split_cuts(video, frames)
-        }
+        videos = [video for _, part in parts for video in part]
+        taken = chain.from_iterable(call_with_timeout(take, self._timeout, "data.decode_timeout_s"))
+        clips = {}
+        for video, frames in zip(videos, taken, strict=True):
+            end = 0
+            for cut in video.cuts:
+                start, end = end, end + cut.num_frames
+                clip = frames[start:end]
+                if cut.order != list(range(cut.num_frames)):  # a copy only where frames repeat
+                    clip = torch.stack([clip[number] for number in cut.order])
+                clips[cut.clip] = clip
+        return clips
 
     def copy_clips(self, taken: Mapping[int, UInt8[Tensor, "T H W C"]], clips: UInt8[Tensor, "B T H W C"]) -> None:
         """Copy what was taken to its indices of `clips`, and keep DALI's memory until that is done."""
@@ -229,10 +221,10 @@ def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_s
         for index, x in enumerate(islice(dataset.samples, PROBED_SAMPLES))
         if x.codec == codec and not (x.width % side_step or x.height % side_step)
     )
-    error, reader = "", Reader(dataset)
+    error = ""
     for index in islice(suitable, PROBES):
         with suppress(VideoError):
-            if not (error := try_decoding(reader.clip(index, (0,)).data, device)):
+            if not (error := try_decoding(dataset.read_clip(index, (0,)).data, device)):
                 break
     return error
 

@@ -32,7 +32,6 @@ from pipeline.decoding.planes import PlanarFrames
 from pipeline.decoding.sources import find_source
 from pipeline.planning.augmentations import AugmentOp, EraseBox
 from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.reading.reader import LookAhead, Reader
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
@@ -40,7 +39,8 @@ from pipeline.video_error import VideoError
 
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
 CHUNKS_AHEAD = 4  # whose videos are read meanwhile, from object storage
-READ_THREADS = 8
+BATCHES_AHEAD = 256  # whose shards are downloaded; these stay in the cache, so early costs nothing
+READ_THREADS = DOWNLOAD_THREADS = 8
 SIGNS_OF_LIFE = 4  # in the time after which a worker counts as hung, while a download is waited for
 
 make_color_matrix = cache(color_matrix)
@@ -125,24 +125,33 @@ class DecodeWorker:
     def __init__(self, setup: WorkerSetup, memory: ClipMemory, connection: Connection) -> None:
         self._setup, self._memory, self._connection = setup, memory, connection
         self._dataset, self._plan = setup.dataset, setup.plan
-        self._reader = Reader(self._dataset)
-        self._look_ahead, self._threads = None, None
-        if self._dataset.is_remote:
-            self._look_ahead = LookAhead(self._reader, self._dataset, self._plan, setup.number, setup.config.workers)
-            self._threads = ThreadPoolExecutor(READ_THREADS)
+        # Threads are started when they are first needed: for shards in object storage.
+        self._read_threads, self._download_threads = map(ThreadPoolExecutor, (READ_THREADS, DOWNLOAD_THREADS))
         self._reads: dict[tuple[int, tuple[int, ...]], Future[VideoSlice]] = {}
+        self._next_batch = 0  # to look at
+        self._shards: set[int] = set()  # seen
 
     def read_ahead(self, chunk: Chunk) -> None:
         """Begin to read the videos of a chunk, and the shards of later batches, if they are in object storage."""
-        if self._look_ahead is None or self._threads is None:
+        if not self._dataset.is_remote:
             return
-        self._look_ahead.advance(chunk.batch)
+        self._download_ahead(chunk.batch)
         positions = self._plan.positions(chunk.batch)[chunk.first : chunk.first + chunk.num_clips]
         for position in positions[:: self._plan.crops_per_decode]:
             row = self._plan.row(position)
             if (row.sample, row.frames) not in self._reads:
-                read = self._threads.submit(self._reader.clip, row.sample, row.frames)
+                read = self._read_threads.submit(self._dataset.read_clip, row.sample, row.frames)
                 self._reads[row.sample, row.frames] = read
+
+    def _download_ahead(self, batch: int) -> None:
+        """Begin to download those shards of the batches from `batch` on that are this worker's."""
+        self._next_batch = max(self._next_batch, batch)
+        while self._next_batch <= batch + BATCHES_AHEAD and (samples := self._plan.samples(self._next_batch)):
+            for shard in dict.fromkeys(int(self._dataset.shard_of(sample)) for sample in samples):
+                if shard % self._setup.config.workers == self._setup.number and shard not in self._shards:
+                    self._shards.add(shard)  # whoever needs one whose download fails meets the error again
+                    self._download_threads.submit(self._dataset.find_shard, shard)
+            self._next_batch += 1
 
     def make_chunk(self, chunk: Chunk) -> ChunkResult | Exception:
         """Write the clips of a chunk to its slots; return the error where a shard cannot be read, or no video can take
@@ -182,9 +191,9 @@ class DecodeWorker:
 
     def _read(self, row: PlanRow) -> VideoSlice:
         wanted = row.sample, row.frames
-        if self._threads is None:
-            return self._reader.clip(*wanted)
-        read = self._reads.pop(wanted, None) or self._threads.submit(self._reader.clip, *wanted)
+        if not self._dataset.is_remote:
+            return self._dataset.read_clip(*wanted)
+        read = self._reads.pop(wanted, None) or self._read_threads.submit(self._dataset.read_clip, *wanted)
         while not wait([read], self._setup.config.decode_timeout_s / SIGNS_OF_LIFE).done:
             self._connection.send(None)
         return read.result()

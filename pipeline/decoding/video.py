@@ -5,17 +5,16 @@ number of frames; where anything does not fit (no timestamps, hidden frames, wro
 the start.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby, pairwise
-from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import av
 import av.error
 import numpy as np
+from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.plane import VideoPlane
@@ -24,6 +23,7 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
+from pipeline.decoding.packets import Index, index_slice
 from pipeline.video_error import VideoError
 
 MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
@@ -39,56 +39,23 @@ UPRIGHT: tuple[list[tuple[str, str]], ...] = (
 )
 
 
-class Index(NamedTuple):
-    """All packets as they are stored, the timestamps of the frames in presentation order, and the keyframes."""
+class Video:
+    """Gives frames of a video, decoded in the calling thread."""
 
-    packets: list[av.Packet]
-    pts: list[int]
-    keyframes: list[tuple[int, int]]  # timestamp, index of the packet
-
-    def find_keyframe(self, number: int) -> int | None:
-        """Return the packet of the last keyframe presented no later than frame `number`, None if there is none."""
-        earlier = bisect_right(self.keyframes, self.pts[number], key=itemgetter(0))
-        return self.keyframes[earlier - 1][1] if earlier else None
-
-
-class Video(AbstractContextManager["Video"]):
-    """An open video, decoded in the calling thread; a context manager."""
-
-    def __init__(self, source: bytes | Path, num_frames: int | None = None) -> None:
-        """num_frames: where known, a check on the timestamps. Raise VideoError if this is not a video."""
-        self._source, self._num_frames = source, num_frames
+    def __init__(self, source: bytes | Path, num_frames: int | None = None, in_groups: bool = False) -> None:
+        """num_frames: where known, a check on the timestamps; in_groups: see VideoSlice."""
+        self._source, self._num_frames, self._in_groups = source, num_frames, in_groups
         self.frames_decoded = 0
-        try:
-            self._open()
-        except (av.error.FFmpegError, ValueError) as error:
-            raise VideoError(f"cannot be opened: {_explain(error)}") from error
-
-    def _open(self) -> None:
-        # In fragmented MP4, FFmpeg would decode frames to guess the frame rate: 7 ms instead of 2.7.
-        self._container = open_video(self._source, fpsprobesize="0")
-        stream, problem = main_stream(self._container), ""
-        if stream is None or stream.codec_context is None:
-            problem = "no video stream" + (" of a known codec" if stream else "")
-        elif stream.width * stream.height > MAX_PIXELS:
-            problem = f"frames of {stream.width}x{stream.height} pixels are too large"
-        if stream is None or problem:
-            self._container.close()
-            raise VideoError(f"cannot be opened: {problem}")
-        self._stream = stream
-        self._stream.codec_context.thread_count = 1  # clips are decoded in parallel, one per thread
-
-    def __exit__(self, *_: object) -> None:
-        self._container.close()
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
-        """Yield the frames with these numbers, each once, in ascending order. Raise VideoError if one is corrupt."""
+        """Yield the frames with these numbers, each once, in ascending order. Raise VideoError if one is corrupt, or
+        this is not a video."""
         wanted = sorted(set(numbers))
         if not wanted or wanted[0] < 0:
             raise ValueError(f"frame numbers must not be negative or none at all, got {list(numbers)}")
         given: set[int] = set()
         try:
-            for decode in (self._decode_from_keyframes, self._decode_from_start):
+            for decode in (self._decode_slice, self._decode_from_keyframes, self._decode_from_start):
                 for number, frame in decode([number for number in wanted if number not in given]):
                     given.add(number)
                     yield number, frame
@@ -98,21 +65,77 @@ class Video(AbstractContextManager["Video"]):
             raise VideoError(_explain(error)) from error
         raise VideoError(f"frame {next(n for n in wanted if n not in given)} does not decode")
 
+    def _decode_slice(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+        """Yield frames of groups of pictures without their container."""
+        if self._in_groups and isinstance(self._source, bytes):
+            # Whatever is wrong, the container's reader finds it too and says what it is.
+            with suppress(av.error.FFmpegError, ValueError, IndexError, struct.error):
+                yield from self._decode_groups(*index_slice(self._source, self._num_frames), numbers)
+
     def _decode_from_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield those frames that can be found reliably from the nearest keyframes, decoding no more than needed."""
-        index = self._read_index()
-        if index is None or numbers[-1] >= len(index.pts):
-            return
+        with self._open() as (container, stream):
+            index = self._read_index(container, stream)
+            if index is not None and numbers[-1] < len(index.pts):
+                yield from self._decode_groups(stream.codec_context, index, numbers)
+
+    def _decode_from_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
+        wanted = set(numbers)
+        # PyAV leaks 300 bytes of a decoder that is neither exhausted nor closed: 1 MiB per 3,500 clips.
+        with self._open() as (container, stream), closing(container.decode(stream)) as frames:  # type: ignore[type-var]
+            for number, frame in enumerate(frames):
+                self.frames_decoded += 1
+                if number in wanted:
+                    yield number, frame
+                if number >= numbers[-1]:
+                    return
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        try:
+            # In fragmented MP4, FFmpeg would decode frames to guess the frame rate: 7 ms instead of 2.7.
+            container = open_video(self._source, fpsprobesize="0")
+        except (av.error.FFmpegError, ValueError) as error:
+            raise VideoError(f"cannot be opened: {_explain(error)}") from error
+        with container:
+            stream, problem = main_stream(container), ""
+            if stream is None or stream.codec_context is None:
+                problem = "no video stream" + (" of a known codec" if stream else "")
+            elif stream.width * stream.height > MAX_PIXELS:
+                problem = f"frames of {stream.width}x{stream.height} pixels are too large"
+            if stream is None or problem:
+                raise VideoError(f"cannot be opened: {problem}")
+            stream.codec_context.thread_count = 1  # clips are decoded in parallel, one per thread
+            yield container, stream
+
+    def _read_index(self, container: InputContainer, stream: VideoStream) -> Index | None:
+        """Read all packets; None if their timestamps do not identify the frames, or they do not go into memory."""
+        if isinstance(self._source, Path) and self._source.stat().st_size > MAX_BYTES:
+            return None
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        shown = sorted(packet.pts for packet in packets if packet.pts is not None and not packet.is_discard)
+        fits = self._num_frames is None or len(shown) == self._num_frames
+        changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
+        if changes or not fits or not times_tell_frames(stream, [packet.pts for packet in packets]):
+            return None
+        keyframes = sorted((packet.pts or 0, place) for place, packet in enumerate(packets) if packet.is_keyframe)
+        return Index(packets, shown, keyframes)
+
+    def _decode_groups(
+        self, decoder: VideoCodecContext, index: Index, numbers: list[int]
+    ) -> Iterator[tuple[int, VideoFrame]]:
+        """Yield frames from the nearest keyframes; of a group, none behind a corrupt one."""
         for first, group in groupby(numbers, index.find_keyframe):  # a jump costs nothing measurable, a frame .3 ms
             if first is not None:
-                yield from self._decode_group(index, first, group)
+                yield from self._decode_group(decoder, index.packets[first:], {index.pts[n]: n for n in group})
 
-    def _decode_group(self, index: Index, first: int, group: Iterable[int]) -> Iterator[tuple[int, VideoFrame]]:
-        numbers = {index.pts[number]: number for number in group}
+    def _decode_group(
+        self, decoder: VideoCodecContext, packets: list[av.Packet], numbers: dict[int, int]
+    ) -> Iterator[tuple[int, VideoFrame]]:
+        """numbers: of the wanted frames, by their timestamps."""
         to_send = len(numbers)
-        decoder = self._stream.codec_context
         decoder.flush_buffers()
-        for packet in index.packets[first:]:
+        for packet in packets:
             reduce_unwanted(decoder, packet.pts in numbers)
             to_send -= packet.pts in numbers
             # After the last wanted packet, drain what the decoder holds back for reordering.
@@ -124,32 +147,6 @@ class Video(AbstractContextManager["Video"]):
                     yield numbers[frame.pts], frame
             if to_send == 0:
                 return
-
-    def _read_index(self) -> Index | None:
-        """Read all packets; None if their timestamps do not identify the frames, or they do not go into memory."""
-        if isinstance(self._source, Path) and self._source.stat().st_size > MAX_BYTES:
-            return None
-        packets = [packet for packet in self._container.demux(self._stream) if packet.size]
-        shown = sorted(packet.pts for packet in packets if packet.pts is not None and not packet.is_discard)
-        fits = self._num_frames is None or len(shown) == self._num_frames
-        changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
-        if changes or not fits or not times_tell_frames(self._stream, [packet.pts for packet in packets]):
-            return None
-        keyframes = sorted((packet.pts or 0, place) for place, packet in enumerate(packets) if packet.is_keyframe)
-        return Index(packets, shown, keyframes)
-
-    def _decode_from_start(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
-        self._container.close()
-        self._open()
-        wanted = set(numbers)
-        # PyAV leaks 300 bytes of a decoder that is neither exhausted nor closed: 1 MiB per 3,500 clips.
-        with closing(self._container.decode(self._stream)) as frames:  # type: ignore[type-var]
-            for number, frame in enumerate(frames):
-                self.frames_decoded += 1
-                if number in wanted:
-                    yield number, frame
-                if number >= numbers[-1]:
-                    return
 
 
 def reduce_unwanted(decoder: VideoCodecContext, is_wanted: bool) -> None:

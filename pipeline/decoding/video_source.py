@@ -18,7 +18,6 @@ from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
 from pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
-from pipeline.decoding.packets import SliceDecoder
 from pipeline.decoding.planes import BITS, Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
 from pipeline.decoding.video import UPRIGHT, Video, as_rgb, count_turns, view_plane
 from pipeline.planning.crops import Crop, FrameSize
@@ -48,8 +47,8 @@ class VideoSource:
             times.setdefault(number, []).append(time)
         size = FrameSize(*clips.shape[2:4])
         scalers = [Scaler(row.crop, row.flip, size, (sample.width, sample.height)) for row in rows]
-        decoder = SliceDecoder(video)
-        for number, frame in decoder.frames():
+        decoder = Video(video.data, video.num_frames, video.in_groups)
+        for number, frame in decoder.frames(video.numbers):
             first, *others = times[number]
             for clip, scaler in zip(clips, scalers, strict=True):
                 scaler.scale(frame, clip[first])
@@ -63,15 +62,15 @@ class VideoSource:
         window = find_window([row.crop for row in rows], *stored)
         if arrays.count_channels([sample.codec]) != 3 or not is_worth_uploading(window, len(rows), size):
             return None
-        decoder = SliceDecoder(video)
-        copied = copy_frames(decoder.frames(), video.numbers, window, stored, allocate)
+        decoder = Video(video.data, video.num_frames, video.in_groups)
+        copied = copy_frames(decoder.frames(video.numbers), video.numbers, window, stored, allocate)
         return copied and copied._replace(num_decoded=decoder.frames_decoded)
 
     def read_frames(
         self, source: bytes | Path, numbers: Sequence[int], num_frames: int | None
     ) -> UInt8[np.ndarray, "T H W 3"]:
-        with Video(source, num_frames) as video:
-            decoded = {n: np.rot90(as_rgb(frame), count_turns(frame)) for n, frame in video.frames(numbers)}
+        frames = Video(source, num_frames).frames(numbers)
+        decoded = {number: np.rot90(as_rgb(frame), count_turns(frame)) for number, frame in frames}
         return np.stack([decoded[number] for number in numbers])
 
 

@@ -7,8 +7,7 @@ What is not in the plan, such as masks: CONTRIBUTING.md.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -42,21 +41,7 @@ class PlanRow(NamedTuple):  # which is pickled three times as fast as a dataclas
 
 
 class ClipPlan(Protocol):
-    """What the loader needs of a plan. `crops_per_decode` neighboring rows share one decode.
-
-    Pickled, a plan is what it was made of.
-    """
-
-    _init_args: tuple[tuple[object, ...], dict[str, object]] = (), {}
-
-    def __new__(cls, *arguments: object, **options: object) -> "ClipPlan":
-        plan = super().__new__(cls)
-        plan._init_args = arguments, options
-        return plan
-
-    def __reduce__(self) -> tuple[Callable[..., "ClipPlan"], tuple[object, ...]]:
-        arguments, options = self._init_args
-        return partial(type(self), **options), arguments
+    """What the loader needs of a plan. `crops_per_decode` neighboring rows share one decode."""
 
     num_frames: int
     frame_size: FrameSize

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -48,6 +49,7 @@ class SampleOrder:
 
         Raises InputError if data.canonical_nodes does not fit the step or the dataset, or data.subset the dataset.
         """
+        self._arguments = dataset, config, seed, step_size, num_served
         self._nodes, self._step_size = config.canonical_nodes, step_size
         if step_size % self._nodes:
             raise InputError(
@@ -77,6 +79,10 @@ class SampleOrder:
         self._epoch = lru_cache(maxsize=3 * streams)(self._shuffle_shards)
         # The window in use, the one that the look-ahead is in, and those that follow them.
         self._window = lru_cache(maxsize=4 * streams)(self._shuffle_window)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickled, an order is what it was made of."""
+        return SampleOrder, self._arguments
 
     def sample(self, draw: int) -> int:
         """Look up the sample of draw 0, 1, 2, … of the run."""

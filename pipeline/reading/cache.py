@@ -88,13 +88,6 @@ class ShardCache:
         stem, dot, suffix = name.rpartition(".")
         return self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / f"{stem}-{sha256[:16]}{dot}{suffix}"
 
-    def read(self, url: str) -> bytes:
-        """Read a small file as it is now; raises InputError if there is none."""
-        store, name = self.store(url)
-        if (data := store.read(name)) is None:
-            raise InputError(f"{url} does not exist")
-        return data
-
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
         """Download a file that takes no room of data.cache_gib, once."""
         path = self.path(url, sha256)

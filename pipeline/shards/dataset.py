@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,10 @@ from pipeline.config import DataConfig
 from pipeline.reading.cache import ShardCache
 from pipeline.reading.storage import is_remote
 from pipeline.shards.arrays import count_channels
-from pipeline.shards.format import DatasetInfo, LazySequence, SizeRange
+from pipeline.shards.format import DatasetInfo, LazySequence, Sample, SizeRange
+from pipeline.shards.gops import VideoSlice
 from pipeline.shards.index import Tables
+from pipeline.video_error import VideoError
 
 RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
 LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in random order
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 
 class ShardDataset:
-    """Samples of all shards in tar order."""
+    """Samples of all shards in tar order; safe to use from many threads."""
 
     def __init__(self, parts: Sequence[Tables], cache: ShardCache | None = None, opened: tuple[Any, ...] = ()) -> None:
         """parts: the datasets of the mix; cache: where what lies in an object store is kept; opened: see `open`."""
@@ -112,6 +115,54 @@ class ShardDataset:
         """Name of a sample for messages: shard:offset:key."""
         video = self.samples[sample]
         return f"{self.shards[self.shard_of(sample)]}:{video.offset}:{video.key}"
+
+    def read_video(self, sample: int) -> bytes:
+        """Read a whole video; see `read_clip`."""
+        return self.read_clip(sample, ()).data
+
+    def read_clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
+        """Read the GOPs of a video that hold these frames, or all of it where there are no closed GOPs or no frames;
+        from the store if the local copy of a remote shard, which is removed, is damaged.
+
+        Raises VideoError if the bytes are not those that were stored, InputError if they cannot be had.
+        """
+        video, shard = self.samples[sample], int(self.shard_of(sample))
+        if video.problem:
+            raise VideoError(video.problem)
+        url, file, gops = self.shards[shard], self.find_shard(shard), self.gops[sample] if frames else None
+        slice_video = partial(gops.slice_video if gops else partial(_read_whole, video), tuple(frames))
+        if is_remote(url):
+            self.cache.count(**{"cache_hits" if file else "streamed_clips": 1})
+        if file:
+            try:
+                with open(file, "rb", buffering=0) as opened:
+                    return slice_video(lambda offset, size: os.pread(opened.fileno(), size, video.offset + offset))
+            except FileNotFoundError as error:  # or another process has evicted it
+                if not is_remote(url):
+                    advice = "run `python shard_tools/check_shards.py` on its folder"
+                    raise InputError(f"{file} is missing: {advice}") from error
+            except VideoError:
+                if not is_remote(url):
+                    raise
+                file.unlink(missing_ok=True)
+        store, name = self.cache.store(url)
+        return slice_video(lambda offset, size: store.read_range(name, start := video.offset + offset, start + size))
+
+    def find_shard(self, shard: int) -> Path | None:
+        """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
+        url, info = self.shards[shard], self.info.shards[shard]
+        return self.cache.fetch(url, info.sha256, info.num_bytes) if is_remote(url) else Path(url)
+
+
+def _read_whole(video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]) -> VideoSlice:
+    """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
+    to something."""
+    data = read(0, video.size)
+    if len(data) < video.size:
+        raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
+    if hashlib.sha256(data).hexdigest() != video.sha256:
+        raise VideoError("the bytes have changed since the shard was made (sha256 differs)")
+    return VideoSlice(data, frames, video.num_frames)
 
 
 def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:

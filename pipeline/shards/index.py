@@ -78,7 +78,10 @@ class Tables:
 
         if is_remote(folder):
             url = f"{folder.rstrip('/')}/{DATASET_FILE}"
-            info = parse_dataset_info(cache.read(url), url, locate)
+            store, name = cache.store(url)
+            if (data := store.read(name)) is None:
+                raise InputError(f"{url} does not exist")
+            info = parse_dataset_info(data, url, locate)
         else:
             info = read_dataset_info(Path(folder))
         if not info.num_samples:

@@ -17,13 +17,6 @@ from training.config import parse
 LIBRARY = ctypes.CDLL("libcuda.so.1")
 
 
-def read_counts() -> dict[str, int]:
-    buffer = ctypes.create_string_buffer(1 << 20)
-    LIBRARY.fake_counts(buffer, len(buffer))
-    lines = (line.split("\t") for line in buffer.value.decode().splitlines())
-    return {what: int(number) for number, what in lines}
-
-
 def main(output: Path, first: int, last: int, runs: list[list[str]]) -> None:
     rank = int(os.environ.get("RANK", "0"))
     train_step = train.train_step
@@ -38,7 +31,10 @@ def main(output: Path, first: int, last: int, runs: list[list[str]]) -> None:
         scalars = train_step(*inputs)
         if steps == last:
             LIBRARY.fake_tell_waits(0)
-            found["calls"] = read_counts()
+            buffer = ctypes.create_string_buffer(1 << 20)
+            LIBRARY.fake_counts(buffer, len(buffer))
+            lines = (line.split("\t") for line in buffer.value.decode().splitlines())
+            found["calls"] = {what: int(number) for number, what in lines}
         return scalars
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

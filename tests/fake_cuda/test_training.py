@@ -49,22 +49,18 @@ def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
     assert 0.3 * whole_frames < calls["BYTES pinned to device"] / steps < 0.9 * whole_frames, "the crops alone"
 
 
-def list_runs(shards: Path, folder: Path) -> list[list[str]]:
-    """List a run of every masking strategy, every target, and gray clips,
-    which the references make instead of Triton."""
+@pytest.mark.slow  # ten runs
+def test_every_masking_strategy_and_target_ends(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+    """And gray clips, which the references make instead of Triton."""
     changes = [[f"model.masking={masking}"] for masking in MASKS]
     for target in TARGETS:
         config = parse([*SETTINGS, "data.shards=s"]).model
-        teacher = [f"model.teacher={write_random_teacher(config, folder)}"] if target == "teacher" else []
+        teacher = [f"model.teacher={write_random_teacher(config, tmp_path)}"] if target == "teacher" else []
         changes.append([f"model.target={target}", *teacher])
     changes.append(["model.in_channels=1"])
-    common = [*SETTINGS, f"data.shards={shards}", "model.mask_ratio=0.5"]
-    return [[*common, *change, f"run={folder / str(number)}"] for number, change in enumerate(changes)]
-
-
-@pytest.mark.slow  # ten runs
-def test_every_masking_strategy_and_target_ends(library: Path, synthetic_shards: Path, tmp_path: Path) -> None:
-    count_steps(library, list_runs(synthetic_shards, tmp_path))
+    common = [*SETTINGS, f"data.shards={synthetic_shards}", "model.mask_ratio=0.5"]
+    runs = [[*common, *change, f"run={tmp_path / str(number)}"] for number, change in enumerate(changes)]
+    count_steps(library, runs)
 
 
 @pytest.mark.slow  # torchrun and two ranks start

@@ -1,31 +1,21 @@
 """Shared by the tests of the loader: short plans, what clips show, and processes that others have started."""
 
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import torch
 from made_videos import LEVELS, read_number
 
-from pipeline.clip_memory import BlockLayout
 from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, ChunkWriter, WorkerSetup
-from pipeline.decoding.joining import DaliPolicy
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import ClipPlan, PlanRow, TrainingPlan
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.upload import upload
 
 CPU = torch.device("cpu")
 
@@ -56,11 +46,6 @@ def check_first(dataset: ShardDataset, config: DataConfig, count: int, **others:
         return loader.counters
 
 
-def numbers_in(clip: torch.Tensor) -> list[int]:
-    """Read the frame numbers that a clip [T, H, W, C] shows."""
-    return [read_number(frame) for frame in clip.cpu().numpy()]
-
-
 def check_frames(
     batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0, bad: Collection[str] = ()
 ) -> int:
@@ -78,7 +63,8 @@ def check_frames(
                 used = replacement
             num_replaced += attempt > 0
             assert key == dataset.samples[used.sample].key
-            assert numbers_in(clip) == [(frame + int(key[1:])) % LEVELS for frame in used.frames]
+            shown = [read_number(frame) for frame in clip.cpu().numpy()]
+            assert shown == [(frame + int(key[1:])) % LEVELS for frame in used.frames]
     return num_replaced
 
 
@@ -106,52 +92,6 @@ def plan_one_video(length: int, crop: Crop) -> RowsPlan:
     clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
     rows = [PlanRow(place, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
     return RowsPlan(rows, FrameSize(32, 32), 1, batch_size=20)
-
-
-Video = tuple[VideoSlice, Sample, list[PlanRow]]
-
-
-def make_chunk(
-    setup: WorkerSetup, block: np.ndarray, first: int, num_clips: int, videos: Sequence[Video]
-) -> ChunkResult:
-    """Make a chunk of a batch as a decode worker does."""
-    writer = ChunkWriter(setup, block, Chunk(0, first, num_clips, 0))
-    for number, (video, _, rows) in enumerate(videos):
-        writer.add_video(first + number * len(rows), rows, video)
-    return writer.result
-
-
-def make_setup(
-    videos: Sequence[Video], size: FrameSize, upload_planes: bool, slot_bytes: int | None = None
-) -> WorkerSetup:
-    """Set up a worker without shards: sample i is that of video i, whose rows must say so."""
-    rows = [row for _, _, rows in videos for row in rows]
-    plan = RowsPlan(rows, size, len(videos[0][2]), len(rows))
-    shape = plan.num_frames, *size, 3
-    layout = BlockLayout(len(rows), shape, slot_bytes or 4 * math.prod(shape))
-    dataset: Any = SimpleNamespace(samples=[sample for _, sample, _ in videos])
-    return WorkerSetup(dataset, plan, DataConfig(), DaliPolicy(), layout, upload_planes)
-
-
-def make_batch(
-    videos: Sequence[Video],
-    size: FrameSize,
-    upload_planes: bool,
-    chunks: Sequence[int] = (),
-    slot_bytes: int | None = None,
-) -> tuple[torch.Tensor, int]:
-    """Return the clips of videos, as many to a chunk as `chunks` says, and how many of them workers have scaled."""
-    videos = [
-        (video, sample, [row._replace(sample=i) for row in rows]) for i, (video, sample, rows) in enumerate(videos)
-    ]
-    setup = make_setup(videos, size, upload_planes, slot_bytes)
-    block, crops, first, results = np.zeros(setup.layout.block_bytes, np.uint8), setup.plan.crops_per_decode, 0, []
-    for count in chunks or [len(videos)]:
-        part = videos[first // crops :][:count]
-        results.append(make_chunk(setup, block, first, count * crops, part))
-        first += count * crops
-    num_images = sum(clip.image is not None for result in results for clip in result.clips)
-    return upload(block, setup.layout, results, CPU), num_images
 
 
 def list_workers() -> list[int]:

@@ -130,18 +130,6 @@ def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice
     return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
 
 
-def sample_of(key: str, data: bytes, container: str = "mp4", label: int | None = None) -> Sample:
-    with av.open(io.BytesIO(data)) as video:
-        stream = video.streams.video[0]
-        count = sum(1 for _ in video.decode(stream))
-        context = stream.codec_context
-        return Sample(
-            key, container, context.codec.canonical_name, count, 8.0, 1, context.width, context.height,
-            None if label is None else (label,),
-            f"{key}.{container}", hashlib.sha256(data).hexdigest(),
-        )  # fmt: skip
-
-
 def write_shards(
     folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4",
     broken: dict[str, bytes] | None = None, **columns: list[Any],
@@ -151,23 +139,23 @@ def write_shards(
     broken: what is stored, by key, instead of the video that the tables describe.
     """
     folder.mkdir(parents=True)
-    samples = [
-        sample_of(key, data, container, i % classes if classes else None) for i, (key, data) in enumerate(videos)
-    ]
-    samples = [replace(sample, **{name: of[i] for name, of in columns.items()}) for i, sample in enumerate(samples)]
-    stored = [(broken or {}).get(key, data) for key, data in videos]
-    samples = [replace(one, sha256=hashlib.sha256(data).hexdigest()) for one, data in zip(samples, stored, strict=True)]
-    shards = []
     with tempfile.TemporaryDirectory() as place:
-        paths = [Path(place, f"{number}.{container}") for number in range(len(videos))]
-        for path, data in zip(paths, stored, strict=True):
-            path.write_bytes(data)
-        for number, start in enumerate(range(0, len(videos), per_shard)):
-            chosen = slice(start, start + per_shard)
-            pairs = list(zip(samples[chosen], paths[chosen], strict=True))
-            shards.append(write_shard(folder, f"shard-{number:06d}.tar", pairs))
+        pairs = []
+        for number, (key, data) in enumerate(videos):
+            path, stored = Path(place, f"{number}.{container}"), (broken or {}).get(key, data)
+            path.write_bytes(stored)
+            with av.open(io.BytesIO(data)) as video:
+                count, context = sum(1 for _ in video.decode(video=0)), video.streams.video[0].codec_context
+                facts = context.codec.canonical_name, count, 8.0, 1, context.width, context.height
+            label, sha256 = (number % classes,) if classes else None, hashlib.sha256(stored).hexdigest()
+            sample = Sample(key, container, *facts, label, f"{key}.{container}", sha256)
+            pairs.append((replace(sample, **{name: values[number] for name, values in columns.items()}), path))
+        shards = [
+            write_shard(folder, f"shard-{number:06d}.tar", pairs[start : start + per_shard])
+            for number, start in enumerate(range(0, len(videos), per_shard))
+        ]
     info = DatasetInfo(
-        len(videos), sum(sample.num_frames for sample in samples), sum(shard.num_bytes for shard in shards),
+        len(videos), sum(sample.num_frames for sample, _ in pairs), sum(shard.num_bytes for shard in shards),
         [f"class {i}" for i in range(classes)], {}, shards,
     )  # fmt: skip
     publish_tables(folder, info)

@@ -14,7 +14,6 @@ from pipeline.config import DataConfig
 from pipeline.decoding.sources import decode_frames, find_source, scale_frames
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow, TrainingPlan
-from pipeline.reading.reader import Reader
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
@@ -62,7 +61,7 @@ def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Pa
     assert clips.shape == (6, 4, 24, 24, 5)
     assert {row.flip for row in plan.batch(0)} == {True, False}
     for clip, row in zip(clips, plan.batch(0), strict=True):
-        frames = decode_frames(Reader(dataset).read(row.sample), row.frames)
+        frames = decode_frames(dataset.read_video(row.sample), row.frames)
         x, y, width, height = row.crop
         shown = frames[:, y : y + height, x : x + width][:, :, :: -1 if row.flip else 1]
         seen = torch.from_numpy(shown.copy()).permute(3, 0, 1, 2).float()
@@ -73,10 +72,10 @@ def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Pa
 
 def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp_path: Path) -> None:
     dataset = ShardDataset.open(shards)
-    cut = Reader(dataset).clip(0, [3, 9, 9])
+    cut = dataset.read_clip(0, [3, 9, 9])
     shape = arrays.read_shape(cut.data)
     assert (len(cut.data), cut.numbers, cut.num_frames) == (shape.start + 2 * shape.frame_bytes, (0, 1, 1), 2)
-    whole = decode_frames(Reader(dataset).read(0), [3, 9])
+    whole = decode_frames(dataset.read_video(0), [3, 9])
     assert np.array_equal(arrays.read_array(cut.data, [0, 1], 2), whole)
     data = bytearray(npy_bytes(smooth(2), tmp_path))
     rows = index_gops(bytes(data), T)

@@ -15,7 +15,6 @@ from PIL import Image
 from pipeline.decoding import containers
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.decoding.sources import decode_frames
-from pipeline.decoding.video import Video
 from pipeline.video_error import VideoError
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import open_source, read_frames
@@ -44,7 +43,7 @@ def test_references_to_other_files_are_not_followed(
     monkeypatch.chdir(tmp_path)
     ways: list[Callable[[], object]] = [
         *(lambda source=source: open_video(source) for source in (data, path, io.BytesIO(data))),
-        lambda: Video(data),
+        lambda: decode_frames(data, [0]),
         lambda: open_source(path).__enter__(),
     ]
     for way in ways:

@@ -5,13 +5,11 @@ import io
 import av
 import numpy as np
 import pytest
-import torch
 from made_videos import cut_video, encode, store
 
-from pipeline.decoding.dali import DaliGraph, split_cuts
-from pipeline.decoding.joining import CLIPS_PER_VIDEO, EncodedVideo, JoinedVideo, find_groups, join_videos
+from pipeline.decoding.joining import EncodedVideo, find_groups, join_videos
 from pipeline.decoding.sources import decode_frames
-from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.gops import VideoSlice
 from shard_tools.encoding.codecs import CODECS
@@ -57,25 +55,6 @@ def test_joined_clips_are_decoded_as_alone(codec: str) -> None:
         times = [packet.dts for packet in container.demux(video=0) if packet.size]
     assert len(times) == sum(video.num_frames for video in slices)
     assert len(set(np.diff(times))) == 1, "no gaps, and never back"
-
-
-def decode_with_dali(videos: list[JoinedVideo]) -> dict[int, torch.Tensor]:
-    graph = DaliGraph(torch.device("cpu"), 2 * CLIPS_PER_VIDEO, FrameSize(20, 24), len(videos))
-    graph.feed(videos)
-    return {
-        index: clip
-        for video, frames in zip(videos, graph.take(), strict=True)
-        for index, clip in split_cuts(video, frames)
-    }
-
-
-@pytest.mark.parametrize("codec", ["vp9", "mjpeg"])
-def test_dali_makes_the_same_clips_of_joined_videos(codec: str) -> None:
-    videos, block = lay_out(cut_clips(codec))
-    alone = decode_with_dali([video for key in videos for video in join_videos({key: videos[key]}, block)])
-    together = decode_with_dali(join_videos(videos, block))
-    assert together.keys() == alone.keys() == set(range(2 * len(WANTED)))
-    assert all(torch.equal(together[index], alone[index]) for index in alone)
 
 
 def test_only_videos_of_one_size_are_joined_and_few_at_a_time() -> None:

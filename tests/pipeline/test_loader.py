@@ -32,8 +32,6 @@ from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from shard_tools.encoding.codecs import CODECS
 
-both_decoders = pytest.mark.parametrize("decoder", ["pyav", "dali"])
-
 
 @pytest.mark.parametrize(("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)])  # of 8 that are stored
 @pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
@@ -81,25 +79,26 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
         assert np.abs(found - [*across, y, y + height]).max() < width / 64 + 4
 
 
-@both_decoders
+@pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
 def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
-    short: ShardDataset, vp9: ShardDataset, decoder: Decoder
+    request: pytest.FixtureRequest, source: str, decoder: Decoder
 ) -> None:
-    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers."""
-    dataset = vp9 if decoder == "dali" else short
+    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers, and so not on which videos are
+    joined for it: in batches of two clips, none."""
+    dataset = request.getfixturevalue(source)
 
     def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
-        config = DataConfig(frame_stride=1, decoder=decoder, num_workers=threads, prefetch=prefetch)
+        config = DataConfig(frame_stride=1, repeats=2, decoder=decoder, num_workers=threads, prefetch=prefetch)
         return torch.cat([batch.clip for batch in first_batches(dataset, config, count, first, batch_size=size)])
 
-    whole = clips(0, 7, threads=1, prefetch=1)
-    assert torch.equal(clips(0, 7, threads=4, prefetch=3), whole)
-    assert torch.equal(clips(3, 4, threads=2, prefetch=2), whole[12:])
-    assert torch.equal(clips(0, 4, threads=2, prefetch=2, size=7), whole)
-    assert torch.equal(clips(0, 14, threads=2, prefetch=2, size=2), whole)
+    whole = clips(0, 9, threads=1, prefetch=1)
+    assert torch.equal(clips(0, 9, threads=4, prefetch=3), whole)
+    assert torch.equal(clips(3, 6, threads=2, prefetch=2), whole[12:])
+    assert torch.equal(clips(0, 2, threads=1, prefetch=2, size=18), whole)
+    assert torch.equal(clips(0, 18, threads=2, prefetch=2, size=2), whole)
 
 
-@both_decoders
+@pytest.mark.parametrize("decoder", ["pyav", "dali"])
 def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
     """Steps in a row read on from one stream; any other step starts a new one."""
     config = DataConfig(frame_stride=1, decoder=decoder)

@@ -1,44 +1,28 @@
 """Clips that a device makes of decoded planes, here by the kernel's reference, are those that FFmpeg makes."""
 
 import io
-from itertools import islice
+from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise
+from multiprocessing import Pipe
 
 import av
-import numpy as np
 import pytest
 import torch
-from loading import Video, check_frames, make_batch, make_chunk, make_setup, plan_of
+from loading import CPU, RowsPlan, check_frames, plan_of
 from made_videos import encode, write_shards
 
-from pipeline.clip_memory import ClipMemory
+from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, ChunkWriter
+from pipeline.decoding.decode_worker import Chunk, DecodeWorker, WorkerSetup
+from pipeline.decoding.joining import DaliPolicy
 from pipeline.decoding.planes import find_window, is_worth_uploading
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
 from pipeline.upload import upload
-from pipeline.video_error import VideoError
 
-WIDTH, HEIGHT, SIZE = 64, 48, FrameSize(32, 32)
-NUMBERS = (3, 9, 9, 12)
-
-
-def make_rows(*crops: Crop, flip: bool = False, frames: tuple[int, ...] = NUMBERS) -> list[PlanRow]:
-    return [PlanRow(position, 0, frames, crop, flip) for position, crop in enumerate(crops)]
-
-
-def make_sample(width: int = WIDTH, height: int = HEIGHT) -> Sample:
-    return Sample("v", "mp4", "h264", 16, 8.0, 1, width, height, None, "", "")
-
-
-def make_video(data: bytes, *crops: Crop, frames: tuple[int, ...] = NUMBERS, flip: bool = False) -> Video:
-    """A video of the usual size whose clips show `crops`."""
-    return VideoSlice(data, frames, 16), make_sample(), make_rows(*crops, flip=flip, frames=frames)
-
+SIZE, CLIP_BYTES = FrameSize(32, 32), 4 * 32 * 32 * 3
 
 USUAL = {
     "h264": encode(16, pattern=True),
@@ -49,25 +33,12 @@ USUAL = {
 CROPS = [Crop(8, 4, 40, 40), Crop(6, 2, 40, 40), Crop(0, 0, 62, 46), Crop(20, 8, 16, 22)]
 
 
-@pytest.mark.parametrize("kind", USUAL)
-@pytest.mark.parametrize("flip", [False, True])
-def test_the_device_makes_what_ffmpeg_makes(kind: str, flip: bool) -> None:
-    """Clips of one window, which share its frames; off the border, beyond which FFmpeg looks."""
-    sample = make_sample(63, 47) if kind == "odd sides" else make_sample()
-    video = VideoSlice(USUAL[kind], NUMBERS, 16), sample, make_rows(*CROPS, flip=flip)
-    (clips, num_images), (expected, _) = (make_batch([video], SIZE, upload_planes) for upload_planes in (True, False))
-    assert num_images == 0
-    off = (clips.int() - expected.int()).abs()[:, :, 2:-2, 2:-2]
-    assert off.float().mean() < 0.3
-    assert off.max() <= 1
-
-
 def change_size_on_the_way() -> bytes:
     """In MJPEG every packet says its size."""
     file = io.BytesIO()
     with av.open(file, "w", format="avi") as output:
         stream = output.add_stream("mjpeg", rate=8)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuvj420p"
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
         for source in (USUAL["full range"], encode(16, width=32, codec="mjpeg", container="avi")):
             with av.open(io.BytesIO(source), "r") as container:
                 for packet in islice(container.demux(video=0), 8):
@@ -86,12 +57,62 @@ UNUSUAL = {
 }
 
 
+KINDS = {**USUAL, **UNUSUAL, "cut off": USUAL["h264"][:900]}
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    described = [
+        (kind, USUAL["h264"] if kind in ("of another size than the table says", "cut off") else data)
+        for kind, data in KINDS.items()
+    ]
+    return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / "kinds", described, broken=KINDS))
+
+
+def make_rows(kind: str, *crops: Crop, flip: bool = False) -> list[PlanRow]:
+    frames = (0, 0, 0, 0) if kind == "rotated" else (3, 9, 9, 12)
+    return [PlanRow(0, list(KINDS).index(kind), frames, crop, flip) for crop in crops]
+
+
+def start_worker(
+    videos: ShardDataset, rows: list[PlanRow], crops: int = 1, upload_planes: bool = True, slot_bytes: int = 0
+) -> tuple[DecodeWorker, ClipMemory]:
+    """Start a worker in this process that decodes `crops` rows at a time."""
+    layout = BlockLayout(len(rows), (4, *SIZE, 3), slot_bytes or 4 * CLIP_BYTES)
+    plan, memory = RowsPlan(rows, SIZE, crops, len(rows)), ClipMemory(layout)
+    setup = WorkerSetup(videos, plan, DataConfig(), DaliPolicy(), layout, upload_planes)
+    return DecodeWorker(setup, memory, Pipe()[0]), memory
+
+
+def make_clips(
+    videos: ShardDataset, rows: list[PlanRow], *how: int, chunks: Sequence[int] = ()
+) -> tuple[torch.Tensor, int]:
+    """Return the clips of one batch, as many to a chunk as `chunks` says, and how many of them workers have scaled."""
+    worker, memory = start_worker(videos, rows, *how)
+    number, block = memory.acquire()
+    firsts = pairwise([0, *accumulate(chunks or [len(rows)])])
+    results = [worker.make_chunk(Chunk(0, first, end - first, number)) for first, end in firsts]
+    num_images = sum(clip.image is not None for result in results for clip in result.clips)
+    return upload(block, memory.layout, results, CPU), num_images
+
+
+@pytest.mark.parametrize("kind", USUAL)
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_device_makes_what_ffmpeg_makes(videos: ShardDataset, kind: str, flip: bool) -> None:
+    """Clips of one window, which share its frames; off the border, beyond which FFmpeg looks."""
+    rows = make_rows(kind, *CROPS, flip=flip)
+    (clips, num_images), (expected, _) = (make_clips(videos, rows, 4, upload_planes) for upload_planes in (True, False))
+    assert num_images == 0
+    off = (clips.int() - expected.int()).abs()[:, :, 2:-2, 2:-2]
+    assert off.float().mean() < 0.3
+    assert off.max() <= 1
+
+
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_what_the_kernel_does_not_define_is_left_to_ffmpeg(kind: str) -> None:
-    video = make_video(UNUSUAL[kind], CROPS[0], frames=(0,) if kind == "rotated" else NUMBERS)
-    clips, num_images = make_batch([video], SIZE, upload_planes=True)
+def test_what_the_kernel_does_not_define_is_left_to_ffmpeg(videos: ShardDataset, kind: str) -> None:
+    clips, num_images = make_clips(videos, make_rows(kind, CROPS[0]))
     assert num_images == 1
-    assert torch.equal(clips, make_batch([video], SIZE, upload_planes=False)[0])
+    assert torch.equal(clips, make_clips(videos, make_rows(kind, CROPS[0]), 1, False)[0])
 
 
 def test_frames_much_larger_than_their_clips_are_scaled_before_the_upload() -> None:
@@ -109,35 +130,30 @@ def test_a_window_holds_all_crops_and_whole_chroma_samples(crops: list[Crop], wi
     assert find_window(crops, 63, 47) == window
 
 
-def test_chunks_and_kinds_are_joined_in_order() -> None:
-    usual, unusual = (make_video(data, *CROPS[:2]) for data in (USUAL["h264"], UNUSUAL["4:4:4"]))
-    videos = [unusual, usual, usual, unusual]
-    apart = torch.cat([make_batch([video], SIZE, True)[0] for video in videos])
-    for chunks in ([1, 1, 1, 1], [2, 2], [4], [3, 1]):
-        clips, num_images = make_batch(videos, SIZE, True, chunks)
+def test_chunks_and_kinds_are_joined_in_order(videos: ShardDataset) -> None:
+    order = [make_rows(kind, *CROPS[:2]) for kind in ("4:4:4", "h264", "h264", "4:4:4")]
+    apart = torch.cat([make_clips(videos, rows, 2)[0] for rows in order])
+    for chunks in ([2, 2, 2, 2], [4, 4], [8], [6, 2]):
+        clips, num_images = make_clips(videos, [row for rows in order for row in rows], 2, chunks=chunks)
         assert num_images == 4
         assert torch.equal(clips, apart)
 
 
-def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker() -> None:
-    small, large = (make_video(USUAL["h264"], crop) for crop in (CROPS[3], CROPS[2]))
-    for videos, expected in (([large, large], 2), ([large, small], 1), ([small, large], 0)):
-        clips, num_images = make_batch(videos, SIZE, True, slot_bytes=4 * 32 * 32 * 3)
+def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker(videos: ShardDataset) -> None:
+    small, large = (make_rows("h264", crop) for crop in (CROPS[3], CROPS[2]))
+    for rows, expected in ((large + large, 2), (large + small, 1), (small + large, 0)):
+        clips, num_images = make_clips(videos, rows, 1, True, CLIP_BYTES)
         assert num_images == expected
-        apart = torch.cat([make_batch([video], SIZE, True)[0] for video in videos])
+        apart = torch.cat([make_clips(videos, [row])[0] for row in rows])
         assert (clips.int() - apart.int()).abs()[:, :, 2:-2, 2:-2].max() <= 1
 
 
-def test_a_video_that_fails_leaves_nothing_behind() -> None:
-    good, bad = (make_video(data, CROPS[0]) for data in (USUAL["h264"], USUAL["h264"][:900]))
-    setup = make_setup([good], SIZE, upload_planes=True)
-    block = np.zeros(setup.layout.block_bytes, np.uint8)
-    writer = ChunkWriter(setup, block, Chunk(0, 0, 1, 0))
-    with pytest.raises(VideoError):
-        writer.add_video(0, bad[2], bad[0])
-    writer.add_video(0, good[2], good[0])
-    expected = make_chunk(setup, block, 0, 1, [good])
-    assert (writer.result.clips, writer.result.used_bytes) == (expected.clips, expected.used_bytes)
+def test_a_video_that_fails_leaves_nothing_behind(videos: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = (make_rows(kind, CROPS[0]) for kind in ("h264", "cut off"))
+    monkeypatch.setattr(RowsPlan, "replacement", lambda *_: good[0])
+    expected, found = (start_worker(videos, rows)[0].make_chunk(Chunk(0, 0, 1, 0)) for rows in (good, bad))
+    assert (len(expected.faults), len(found.faults)) == (0, 1)
+    assert (found.clips, found.used_bytes) == (expected.clips, expected.used_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -163,17 +179,16 @@ def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_an_upload_does_not_wait_for_the_step() -> None:
-    videos = [make_video(USUAL["h264"], CROPS[0])]
-    setup = make_setup(videos, SIZE, upload_planes=True)
-    _, block = ClipMemory(setup.layout).acquire(pin=True)
-    result, copying = make_chunk(setup, block, 0, 1, videos), torch.cuda.Stream()
-    expected = upload(block.copy(), setup.layout, [result], torch.device("cpu"))
+def test_an_upload_does_not_wait_for_the_step(videos: ShardDataset) -> None:
+    worker, memory = start_worker(videos, make_rows("h264", CROPS[0]))
+    number, block = memory.acquire(pin=True)
+    result, copying = worker.make_chunk(Chunk(0, 0, 1, number)), torch.cuda.Stream()
+    expected = upload(block.copy(), memory.layout, [result], torch.device("cpu"))
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
     step = torch.cuda.current_stream().record_event()
     with torch.cuda.stream(copying):
-        clips = upload(block, setup.layout, [result], torch.device("cuda"))
+        clips = upload(block, memory.layout, [result], torch.device("cuda"))
     copying.synchronize()
     assert not step.query(), "the step is still running"
     assert (clips.cpu().int() - expected.int()).abs().max() <= 1

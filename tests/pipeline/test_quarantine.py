@@ -10,11 +10,6 @@ from pipeline.quarantine import MIN_CLIPS, Quarantine
 from pipeline.shards.dataset import ShardDataset
 
 
-@pytest.fixture
-def dataset(synthetic_shards) -> ShardDataset:
-    return ShardDataset.open(synthetic_shards)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -22,26 +17,26 @@ def dataset(synthetic_shards) -> ShardDataset:
         *(lambda data, line=line: line + data for line in (b"\xff\xfe{\n", b"[1]\n", b"null\n", b'{"key": [2]}\n')),
     ],
 )
-def test_a_broken_line_of_the_file_hides_no_other(dataset, tmp_path, damage):
+def test_a_broken_line_of_the_file_hides_no_other(short: ShardDataset, tmp_path, damage):
     file = tmp_path / "quarantine.jsonl"
     for sample in (3, 5):
-        Quarantine(dataset, file, 0.5).add(sample, "it is broken", 1, 0)
+        Quarantine(short, file, 0.5).add(sample, "it is broken", 1, 0)
     file.write_bytes(damaged := damage(file.read_bytes()))
     read_jsonl(file)
     assert file.read_bytes() == damaged, "a report only reads, perhaps beside the run"
     for _ in range(2):  # the second one meets a cut line in the middle
-        quarantine = Quarantine(dataset, file, 0.5)
+        quarantine = Quarantine(short, file, 0.5)
         quarantine.add(3, "it is broken", 1, 0)
         quarantine.add(7, "it is broken", 1, 0)
     found = [line for line in file.read_bytes().splitlines() if line.startswith(b'{"key": "') and line.endswith(b"}")]
     keys = [json.loads(line)["key"] for line in found]
-    assert keys[0] == dataset.samples[3].key
-    assert keys[-1] == dataset.samples[7].key
+    assert keys[0] == short.samples[3].key
+    assert keys[-1] == short.samples[7].key
     assert len(keys) == len(set(keys))
 
 
-def test_too_many_bad_videos_end_the_run(dataset, tmp_path):
-    quarantine = Quarantine(dataset, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
+def test_too_many_bad_videos_end_the_run(short: ShardDataset, tmp_path):
+    quarantine = Quarantine(short, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
     quarantine.add(3, "it is broken", 4, MIN_CLIPS)
     with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"):
         quarantine.add(4, "it is broken", 5, MIN_CLIPS)

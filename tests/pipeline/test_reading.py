@@ -5,11 +5,10 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,10 +19,11 @@ from object_store import S3Server, request, upload
 from common.errors import InputError
 from common.threads import run_in_thread
 from pipeline.config import DataConfig
+from pipeline.decoding.decode_worker import Chunk, DecodeWorker
+from pipeline.jsonl import append_line
 from pipeline.loader import ClipLoader
 from pipeline.reading import storage
 from pipeline.reading.cache import ShardCache, user_cache_dir
-from pipeline.reading.reader import LookAhead, Reader
 from pipeline.reading.storage import ObjectStore
 from pipeline.shards.dataset import ShardDataset
 from pipeline.video_error import VideoError
@@ -178,16 +178,16 @@ def test_shards_that_find_no_room_are_streamed(
     assert kept[0] == kept[1], "what came first"
     assert len(kept[0]) == 1
     dataset = ShardDataset.open(config)
-    assert all(Reader(dataset).read(sample) for sample in range(12))
+    assert all(dataset.read_video(sample) for sample in range(12))
     assert dataset.cache.take_counts() == {"cache_hits": 4, "streamed_clips": 8}
     assert "is full" in capfd.readouterr().err
 
 
 def test_each_worker_downloads_its_shards_ahead(bucket: str, tmp_path: Path) -> None:
-    dataset = ShardDataset.open(config := make_config(bucket, tmp_path))
-    plan = plan_of(dataset, config, num_frames=4)
+    with make_loader(make_config(bucket, tmp_path), tmp_path) as loader:
+        setup, memory = loader._pool._setup, loader._memory
     for worker, expected in ((1, ["000001"]), (0, ["000000", "000001", "000002"])):
-        LookAhead(Reader(dataset), dataset, plan, worker, num_workers=2).advance(0)
+        DecodeWorker(setup._replace(number=worker), memory, Pipe()[0]).read_ahead(Chunk(0, 0, 0, 0))
         wait_until(lambda expected=expected: cached(tmp_path) == expected)
 
 
@@ -205,28 +205,28 @@ def test_copies_nobody_needs_make_room(bucket: str, short_shards: Path, tmp_path
 def test_damaged_copies_are_replaced_by_the_store(bucket: str, tmp_path: Path) -> None:
     config = make_config(bucket, tmp_path)
     dataset = ShardDataset.open(config)
-    before = Reader(dataset).read(5)
+    before = dataset.read_video(5)
     [copy] = tmp_path.rglob("shard-000001-*.tar")
     for damage in (lambda data: data.replace(before, before[:-9] + bytes(9)), lambda data: data[:100]):
         copy.write_bytes(damage(copy.read_bytes()))
-        assert Reader(dataset).read(5) == before
+        assert dataset.read_video(5) == before
         assert not copy.exists()
-        assert Reader(dataset).read(5) == before
+        assert dataset.read_video(5) == before
     stored = tmp_path / "bucket/data/shard-000001.tar"
     content = bytearray(stored.read_bytes())
     content[dataset.samples[5].offset + 100] ^= 1
     stored.write_bytes(content)
     os.truncate(copy, 100)
     with pytest.raises(VideoError, match="sha256 differs"):
-        Reader(dataset).read(5)
+        dataset.read_video(5)
 
 
 def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_path: Path) -> None:
     config = make_config(bucket, tmp_path)
-    before = Reader(ShardDataset.open(config)).read(0)
+    before = ShardDataset.open(config).read_video(0)
     again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
     shutil.copytree(again, tmp_path / "bucket/data", dirs_exist_ok=True)
-    assert Reader(ShardDataset.open(config)).read(0) == Reader(ShardDataset.open(again)).read(0) != before
+    assert ShardDataset.open(config).read_video(0) == ShardDataset.open(again).read_video(0) != before
 
 
 def test_a_subset_is_read_in_place(bucket: str, short_shards: Path, tmp_path: Path) -> None:
@@ -237,30 +237,29 @@ def test_a_subset_is_read_in_place(bucket: str, short_shards: Path, tmp_path: Pa
     assert not cached(tmp_path)
 
 
-def fetch_all(folder: Path, url: str, files: list[tuple[str, str, int]], go: Callable[[], object], log: Path) -> None:
-    class LoggedStore(ObjectStore):
-        def read_range(self, name: str, *arguments: Any) -> bytes:
-            with log.open("a") as lines:
-                lines.write(f"{name}\n")
-            return super().read_range(name, *arguments)
+def test_processes_of_a_node_download_each_shard_once(
+    short: ShardDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, read_range = multiprocessing.get_context("fork"), ObjectStore.read_range
+    barrier, log = fork.Barrier(3), tmp_path / "log"
 
-    go()
-    cache = ShardCache(folder)
-    cache._open_store = LoggedStore  # type: ignore[assignment]
-    assert all(cache.fetch(f"{url}/{name}", sha256, size) for name, sha256, size in files)
+    def read_and_log(store: ObjectStore, name: str, start: int, end: int) -> bytes:
+        append_line(log, f"{name}\n")
+        return read_range(store, name, start, end)
 
+    def fetch_all() -> None:
+        barrier.wait()
+        cache = ShardCache(tmp_path / "cache")
+        assert all(cache.fetch(f"file://{short.folder}/{x.name}", x.sha256, x.num_bytes) for x in short.info.shards)
 
-def test_processes_of_a_node_download_each_shard_once(short_shards: Path, tmp_path: Path) -> None:
-    files = [(shard.name, shard.sha256, shard.num_bytes) for shard in ShardDataset.open(short_shards).info.shards]
-    fork = multiprocessing.get_context("fork")
-    arguments = (tmp_path / "cache", f"file://{short_shards}", files, fork.Barrier(3).wait, tmp_path / "log")
-    processes = [fork.Process(target=fetch_all, args=arguments) for _ in range(3)]
+    monkeypatch.setattr(ObjectStore, "read_range", read_and_log)
+    processes = [fork.Process(target=fetch_all) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 3
-    assert sorted((tmp_path / "log").read_text().split()) == [name for name, _, _ in files]
+    assert sorted(log.read_text().split()) == [shard.name for shard in short.info.shards]
 
 
 def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +269,7 @@ def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: p
     dataset = ShardDataset.open(make_config(bucket, tmp_path))
     size = dataset.samples[5].size
     monkeypatch.setattr(ObjectStore, "append_range", full)
-    assert len(Reader(dataset).read(5)) == size
+    assert len(dataset.read_video(5)) == size
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -328,4 +327,4 @@ def test_a_cache_that_others_could_have_made_is_refused(tmp_path: Path, monkeypa
 
 def test_local_shards_do_not_need_a_cache(short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    Reader(ShardDataset.open(short_shards)).read(0)
+    ShardDataset.open(short_shards).read_video(0)

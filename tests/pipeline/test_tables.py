@@ -17,12 +17,10 @@ from made_videos import encode, write_shards
 from common.atomic_io import hash_file
 from common.errors import InputError
 from pipeline.config import DataConfig
-from pipeline.reading.reader import Reader
 from pipeline.shards import format
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
 from pipeline.video_error import VideoError
-from shard_tools.write import publish_tables
 
 TABLE = {"file": "t.npy", "num_rows": 12, "num_bytes": 12, "sha256": 64 * "0"}
 TABLES = dict.fromkeys(("shards", "samples", "gops", "names"), TABLE)
@@ -53,31 +51,9 @@ def test_a_folder_that_is_no_dataset_is_one_sentence_on_what_to_do(tmp_path: Pat
     assert says.format(folder) in str(raised.value)
 
 
-def change_row(folder: Path, sample: int, **values: Any) -> None:
-    """In a table whose hash is right all the same: of large ones, it is not compared."""
-    described = json.loads((folder / "dataset.json").read_text())
-    path = folder / described["tables"]["samples"]["file"]
-    rows = np.load(path)
-    for name, value in values.items():
-        rows[name][sample] = value
-    np.save(path, rows)
-    described["tables"]["samples"]["sha256"] = hash_file(path)
-    (folder / "dataset.json").write_text(json.dumps(described))
-
-
-def train_on(dataset: ShardDataset, quarantine: Path) -> list[str]:
-    """Three epochs; returns what is quarantined."""
-    config = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9)
-    with open_loader(dataset, config, quarantine, num_frames=4, image_size=16) as (_, loader):
-        for batch in islice(loader.batches(0), 9):
-            assert batch.clip.shape == (4, 4, 16, 16, 3)
-            assert all(0 <= label < 3 for label in batch.labels.tolist())
-    return quarantine.read_text().splitlines()
-
-
 def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: Path) -> None:
     assert SAMPLE.itemsize == 92, "as documented"
-    info, reader = read_dataset_info(short_shards), Reader(short)
+    info = read_dataset_info(short_shards)
     expected = [sample for shard in info.shards for sample in read_samples(short_shards, shard)]
     for number, (found, sample) in enumerate(zip(short.samples, expected, strict=True)):
         for name in ("key", "source", "labels", "num_frames", "fps", "width", "sha256", "offset", "size", "codec"):
@@ -85,7 +61,7 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
         with tarfile.open(short.shards[int(short.shard_of(number))]) as tar:
             member = tar.extractfile(f"{sample.key}.mp4")
             assert member is not None
-            assert reader.read(number) == member.read()
+            assert short.read_video(number) == member.read()
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
     assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     assert short.column("label").tolist() == [sample.label for sample in expected]
@@ -93,14 +69,11 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
 
 
 def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
-    tmp_path = write_shards(tmp_path / "out", [("a", encode(4)), ("b", encode(5))], classes=3, labels=[(0, 1), (0, 2)])
-    before = ShardDataset.open(tmp_path).digest
-    (lines,) = tmp_path.glob("*.samples.jsonl")
-    lines.write_text(lines.read_text().replace("[0, 2]", "[1, 2]"))
-    publish_tables(tmp_path, read_dataset_info(tmp_path))
-    dataset = ShardDataset.open(tmp_path)
-    assert dataset.samples[1].labels == (1, 2)
-    assert dataset.digest != before
+    videos, digests = [("a", encode(4)), ("b", encode(5))], []
+    for labels in ((0, 2), (1, 2), (0, 2)):
+        folder = write_shards(tmp_path / str(len(digests)), videos, classes=3, labels=[(0, 1), labels])
+        digests.append(ShardDataset.open(folder).digest)
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +101,21 @@ def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict[str, Any], says: str) -> None:
-    change_row(copied, 5, **values)
-    (line,) = train_on(ShardDataset.open(copied), tmp_path / "quarantine.jsonl")
+    """In a table whose hash is right all the same: of large ones, it is not compared. Three epochs are loaded."""
+    described, quarantine = json.loads((copied / "dataset.json").read_text()), tmp_path / "quarantine.jsonl"
+    path = copied / described["tables"]["samples"]["file"]
+    rows = np.load(path)
+    for name, value in values.items():
+        rows[name][5] = value
+    np.save(path, rows)
+    described["tables"]["samples"]["sha256"] = hash_file(path)
+    (copied / "dataset.json").write_text(json.dumps(described))
+    config, shape = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9), {"num_frames": 4, "image_size": 16}
+    with open_loader(ShardDataset.open(copied), config, quarantine, **shape) as (_, loader):
+        for batch in islice(loader.batches(0), 9):
+            assert batch.clip.shape == (4, 4, 16, 16, 3)
+            assert all(0 <= label < 3 for label in batch.labels.tolist())
+    (line,) = quarantine.read_text().splitlines()
     assert json.loads(line)["key"] == "v05"
     assert says in json.loads(line)["reason"]
 
@@ -236,13 +222,11 @@ def test_a_mix_is_one_list(copied: Path, tmp_path: Path) -> None:
 
 
 def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
-    for name, classes in (("a", ["jump", "run"]), ("b", ["fall", "jump"])):
-        folder = write_shards(tmp_path / name, [(f"{name}{i}", encode(4)) for i in range(2)], classes=2)
+    for name, classes, last in (("a", ["jump", "run"], (1,)), ("b", ["fall", "jump"], (0, 1))):
+        videos = [(f"{name}{i}", encode(4)) for i in range(2)]
+        folder = write_shards(tmp_path / name, videos, classes=2, labels=[(0,), last])
         description = json.loads((folder / "dataset.json").read_text())
         (folder / "dataset.json").write_text(json.dumps({**description, "classes": classes}))
-    path = tmp_path / "b" / "shard-000000.samples.jsonl"
-    path.write_text(path.read_text().replace('"labels": [1]', '"labels": [0, 1]'))
-    publish_tables(tmp_path / "b", read_dataset_info(tmp_path / "b"))
     mix = ShardDataset.open([tmp_path / "a", tmp_path / "b"])
     assert mix.info.classes == ["fall", "jump", "run"]
     names = [[mix.info.classes[label] for label in sample.labels or ()] for sample in mix.samples]
@@ -264,23 +248,19 @@ def test_no_folder_and_no_videos_are_refused(copied: Path) -> None:
 def test_a_short_shard_costs_the_videos_that_are_cut_off(copied: Path) -> None:
     dataset = ShardDataset.open(copied)
     os.truncate(dataset.shards[0], dataset.samples[2].offset + 100)
-    Reader(dataset).read(0)
+    dataset.read_video(0)
     with pytest.raises(VideoError, match="the shard ends after 100 of"):
-        Reader(dataset).read(2)
+        dataset.read_video(2)
 
 
-def test_labels_segments_and_fields_come_back(copied: Path) -> None:
-    path = copied / "shard-000000.samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0] |= {"labels": [2, 0], "segment": "t=1.5,4", "start": 1.5, "fields": {"caption": "a \udc80 dög", "n": [1]}}
-    lines[1] |= {"labels": []}
-    lines[2] |= {"labels": None, "segment": "frames=0,9;2"}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    publish_tables(copied, read_dataset_info(copied))
-    dataset = ShardDataset.open(copied)
+def test_labels_segments_and_fields_come_back(tmp_path: Path) -> None:
+    about = {
+        "labels": [(2, 0), (), None], "segment": ["t=1.5,4", "", "frames=0,9;2"], "start": [1.5, 0.0, 0.0],
+        "fields": [{"caption": "a \udc80 dög", "n": [1]}, {}, {}],
+    }  # fmt: skip
+    videos = [(f"v{i}", encode(4)) for i in range(3)]
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", videos, classes=3, **about))
     assert dataset.info.multi_label
     assert dataset.info.num_unlabeled == 1
-    assert dataset.column("label", 3).tolist() == [-2, -2, -1]
-    for sample, line in zip(dataset.samples, lines, strict=False):
-        assert {name: getattr(sample, name) for name in ("segment", "start", "fields")}.items() <= line.items()
-        assert sample.labels == (None if line["labels"] is None else tuple(line["labels"]))
+    assert dataset.column("label").tolist() == [-2, -2, -1]
+    assert {name: [getattr(sample, name) for sample in dataset.samples] for name in about} == about

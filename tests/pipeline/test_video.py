@@ -34,10 +34,11 @@ def test_the_frame_asked_for_is_the_frame_given(kind: str) -> None:
 
 
 def test_no_more_is_decoded_than_needed() -> None:
-    def decoded(data: bytes, numbers: list[int]) -> int:
-        with Video(data, 50) as video:
-            assert [number for number, _ in video.frames(numbers)] == numbers
-            return video.frames_decoded
+    def decoded(data: bytes, numbers: list[int], num_frames: int = 50) -> int:
+        video = Video(data, num_frames)
+        found = [(number, read_number(as_rgb(frame))) for number, frame in video.frames(numbers)]
+        assert found == [(number, number % LEVELS) for number in numbers]
+        return video.frames_decoded
 
     short = encode(50, options={"g": "8", "bf": "0"})
     assert decoded(short, list(range(17, 25))) == 9, "from keyframe 16 on"
@@ -45,8 +46,13 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
     assert decoded(short, [1, 9]) == 4, "and the rest of a group"
     assert decoded(short, [0]) == 1
+    assert decoded(short, [25], 51) == 26, "counted from the start, as the number of frames does not fit"
     reordered = encode(50, options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"})
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
+    matroska = encode(50, **KINDS["h264 in mkv"])  # type: ignore[arg-type]
+    with av.open(io.BytesIO(matroska)) as video:
+        assert next(video.demux(video=0)).dts is None
+    assert decoded(matroska, [45]) <= 12, "from the keyframe before, also without decoding times"
 
 
 def test_edit_lists_hide_frames() -> None:
@@ -72,25 +78,6 @@ def test_variable_frame_rate_and_late_start() -> None:
     data = remux(encode(30, options={**X264, "g": "10", "bf": "0"}), "mp4", spread)
     assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [n % LEVELS for n in range(30)]
     assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
-
-
-def test_matroska_without_decoding_times_is_searched() -> None:
-    data = encode(50, **KINDS["h264 in mkv"])  # type: ignore[arg-type]
-    with av.open(io.BytesIO(data)) as video:
-        assert next(video.demux(video=0)).dts is None
-    with Video(data, num_frames=50) as video:
-        ((_, frame),) = video.frames([45])
-        assert read_number(frame.to_ndarray(format="rgb24")) == 45 % LEVELS
-        assert video.frames_decoded <= 12, "from the keyframe before"
-
-
-def test_a_count_that_does_not_fit_leads_to_counting_from_the_start() -> None:
-    data = encode(30, options={**X264, "g": "10"})
-    with Video(data, num_frames=31) as video:
-        ((number, frame),) = video.frames([25])
-        assert number == 25
-        assert read_number(frame.to_ndarray(format="rgb24")) == 25 % LEVELS
-        assert video.frames_decoded == 26
 
 
 @pytest.mark.parametrize("angle", [0, 90, 180, 270])
@@ -140,10 +127,9 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         except av.error.FFmpegError:
             continue
         numbers = sorted({0, len(expected) // 3, len(expected) // 2, len(expected) - 1})
-        with Video(data, len(expected)) as video:
-            for number, frame in video.frames(numbers):
-                assert np.array_equal(as_rgb(frame), expected[number]), (path.name, number)
-                checked += 1
+        for number, frame in Video(data, len(expected)).frames(numbers):
+            assert np.array_equal(as_rgb(frame), expected[number]), (path.name, number)
+            checked += 1
         upright = decode_frames(data, [numbers[-1]], len(expected))[0]
         height, width = upright.shape[:2]
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from made_videos import encode, write_shards
 
-from pipeline.reading.reader import Reader
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.startup_warnings import startup_warnings, warn_of_scale
@@ -75,7 +74,7 @@ def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     assert startup_warnings(config, dataset, CPU)[0].startswith(
         "WARNING: 4 of 4 videos of evaluation.shards are also trained on"
     )
-    same = Reader(dataset).read([sample.key for sample in dataset.samples].index("v20"))
+    same = dataset.read_video([sample.key for sample in dataset.samples].index("v20"))
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
     apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
     assert "1 of 2 videos" in startup_warnings(apart, dataset, CPU)[0]  # the same bytes under another name
