@@ -34,10 +34,9 @@ from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import split_name
 from shard_tools.plan import Plan, make_key, save_plan, shard_number, split_videos
 from shard_tools.settings import COPY, Settings
-from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
+from shard_tools.work import CHANGED, Entry, Job, Outcome, is_done, read_outcome
 from shard_tools.write import describe_samples, publish_tables, write_card, write_shard
 
-CHANGED = "it was changed while it was read"
 EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode={}, shards=[])
 
 

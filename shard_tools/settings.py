@@ -50,7 +50,8 @@ class Settings:
             kept = ("encode", "seed", "samples_per_shard")
             return {name: values[name] for name in kept} | {"frame_stride": 1}
         codec = CODECS[self.encode]
-        values["quality"] = codec.choose_quality(self.tune) if self.quality is None else self.quality
+        if self.quality is None:
+            values["quality"] = (self.tune == "decode" and codec.decode_quality) or codec.default_quality
         if not codec.decode_options:
             del values["tune"]
         return values

@@ -4,6 +4,8 @@ import io
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,13 @@ import av
 import numpy as np
 import pytest
 from made_videos import KINDS, X264, encode, read_number, remux
-from shard_making import all_samples, decode, make, run_here, video_bytes, write_noise
+from shard_making import all_samples, decode, make, run_here, store, video_bytes, write_noise
 
 from pipeline.decoding.sources import decode_frames
-from shard_tools import build
-from shard_tools.encoding.encode import store_segments, store_video
+from shard_tools import build, work
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.settings import Settings
+from shard_tools.work import Entry, Job
 from shard_tools.workers import ENGINES
 
 NUM_FRAMES, GROUP = 96, 24
@@ -31,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copied(path: Path) -> int:
     """The number of frames of a video that is found intact."""
-    return store_video(path, path.with_suffix(""), Settings(encode="copy")).num_frames
+    return store(path, encode="copy").num_frames
 
 
 def damaged(source: Path, damage: Callable[[bytearray], bytes]) -> Path:
@@ -87,21 +89,11 @@ TRIMS: dict[str, tuple[str, bool, dict[str, str]]] = {  # the container, whether
 }
 
 
-@pytest.mark.parametrize("kind", ["h264 without B-frames", "h264 with B-frames", "h264, one keyframe", "mpeg4"])
-@pytest.mark.parametrize("trim", TRIMS)
-def test_trimmed_videos_are_taken(kind: str, trim: str, tmp_path: Path) -> None:
-    container, from_keyframe, options = TRIMS[trim]
-    made = KINDS["mpeg4 with B-frames"] if kind == "mpeg4" else KINDS[kind]
-    if kind == "h264, one keyframe" and not from_keyframe:
-        made = KINDS["h264 with B-frames"] | {"options": {**X264, "g": "24"}}  # else no keyframe would be left
-    whole = encode(60, **made)  # type: ignore[arg-type]
-    path = tmp_path / f"trimmed.{container}"
-    path.write_bytes(trimmed(whole, 17, container, from_keyframe, **options))
-    shown = [read_number(frame) for frame in decode(path)]
-    assert len(shown) > 30
-    assert copied(path) == len(shown)
-    last = decode_frames(path.read_bytes(), [0, len(shown) - 1], len(shown))
-    assert [read_number(frame) for frame in last] == [shown[0], shown[-1]]
+def trim(kind: str, container: str, from_keyframe: bool, options: dict[str, str]) -> bytes:
+    made: dict[str, Any] = KINDS[kind]
+    if kind == "h264, one keyframe" and not from_keyframe:  # else no keyframe would be left
+        made = WITH_B_FRAMES | {"options": {**X264, "g": "24"}}
+    return trimmed(encode(60, **made), 17, container, from_keyframe, **options)
 
 
 def forget_display_times(packet: av.Packet, number: int) -> av.Packet:
@@ -119,22 +111,24 @@ def end_early(data: bytes, num_frames: int) -> bytes:
 
 
 WITH_B_FRAMES: dict[str, Any] = KINDS["h264 with B-frames"]
-ORDERS: dict[str, Callable[[], bytes]] = {
+TRIMMED = ("h264 without B-frames", "h264 with B-frames", "h264, one keyframe", "mpeg4 with B-frames")
+COPIES: dict[str, Callable[[], bytes]] = {
     "AVI": lambda: encode(60, container="avi", **WITH_B_FRAMES),
     "MP4 without times of display": lambda: remux(encode(60, **WITH_B_FRAMES), "mp4", forget_display_times),
     "Matroska with times of decoding": lambda: remux(encode(60, **WITH_B_FRAMES), "matroska", forget_display_times),
     "an edit list that ends early": lambda: end_early(encode(60, **WITH_B_FRAMES), 7),
+    **{f"{kind}: {how}": partial(trim, kind, *TRIMS[how]) for kind, how in product(TRIMMED, TRIMS)},
 }
 
 
-@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("kind", COPIES)
 def test_clips_of_copies_are_the_frames_that_are_shown(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "video.mp4"
-    path.write_bytes(ORDERS[kind]())
+    path = tmp_path / "video"
+    path.write_bytes(COPIES[kind]())
     shown = [read_number(frame) for frame in decode(path)]
-    assert len(shown) == (53 if "early" in kind else 60)
+    assert len(shown) in ((53,) if "early" in kind else range(31, 61) if ":" in kind else (60,))
     assert copied(path) == len(shown)
-    for start in range(0, len(shown) - 4, 5):
+    for start in range(0, len(shown) - 3, 5):
         clip = decode_frames(path.read_bytes(), range(start, start + 4), len(shown))
         assert [read_number(frame) for frame in clip] == shown[start : start + 4]
 
@@ -180,10 +174,13 @@ def change(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("encode", ["copy", "h264"])
-def test_a_file_that_grows_while_it_is_read_is_refused(source: Path, tmp_path: Path, encode: str) -> None:
+def test_a_file_that_grows_while_it_is_read_is_refused(
+    source: Path, tmp_path: Path, encode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = Path(shutil.copy(source, tmp_path / "touched.mp4"))
-    with pytest.raises(UnusableError, match="was changed while it was read"):
-        list(store_segments(path, {tmp_path / "stem": None}, Settings(encode=encode), lambda: change(path, "longer")))
+    monkeypatch.setattr(work, "restart_timer", lambda: change(path, "longer"))
+    work.process_job(Job(str(path), {tmp_path / "stem": Entry("touched.mp4")}, Settings(encode=encode)))
+    assert work.read_outcome(tmp_path / "stem").reason == "it was changed while it was read"
 
 
 @pytest.mark.parametrize("how", CHANGES)
