@@ -29,6 +29,7 @@ from shard_tools.encoding.encode import StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
+from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import explain, local_copy
 from shard_tools.workers import ENGINES
 from shard_tools.write import hash_description, list_members, publish_tables
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
-        with lock_folder(folder):
+        with lock_folder(folder), explain_full_disk():
             publish_tables(folder, read_dataset_info(folder))
     info = read_dataset_info(folder)
     problems = list(check_tables(folder, info))
