@@ -212,17 +212,10 @@ def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: P
     assert first <= sources("validation")
     assert not sources("validation") & sources("train")
     assert read_dataset_info(tmp_path / "out/train").classes == ["down", "left", "right"]
-    (alone,) = (few / source for source in sorted(first)[:1])
-    with pytest.raises(InputError, match=r"--hold-out leaves no video for train"):
-        make(alone, tmp_path / "none", "--hold-out", "0.1")
     with pytest.raises(InputError, match=r"down/video_000002\.mp4 has no group by --group-by folder:2"):
         make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "folder:2")
-    with pytest.raises(InputError, match="--group-by is person: give folder:1"):
-        make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "person")
     with pytest.raises(InputError, match="was on both sides of an earlier run"):
         make(few, tmp_path / "out", "--hold-out", "0.4", "--group-by", "name:video")
-    with pytest.raises(InputError, match="--hold-out is a share between 0 and 1"):
-        make(few, tmp_path / "none", "--hold-out", "20")
     assert not (tmp_path / "none").exists()
 
 

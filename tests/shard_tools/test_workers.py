@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import hashes, list_segments, make, run_here
+from shard_making import hashes, list_segments, make, make_folder, run_here
 
 from common.errors import InputError
 from shard_tools import make_shards
@@ -209,9 +209,8 @@ def in_clean_process(function: Callable[..., Any], *arguments: object) -> Any:
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three videos, a file that is none, and a list of segments of them all with several labels."""
     folder = tmp_path_factory.mktemp("few")
-    for path in sorted(videos.rglob("*.mp4"))[:3]:
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "text.mp4").write_text("no video")
+    three = {path.name: path.read_bytes() for path in sorted(videos.rglob("*.mp4"))[:3]}
+    make_folder(folder, three | {"text.mp4": "no video"})
     list_segments(folder, folder / "list.json")
     return folder
 
