@@ -36,6 +36,14 @@ def make_folder(folder: Path, files: Mapping[str, str | bytes]) -> Path:
     return folder
 
 
+def flip(data: bytes, places: Iterable[int], bits: int = 255) -> bytes:
+    """Flip bits of some bytes."""
+    damaged = bytearray(data)
+    for place in places:
+        damaged[place] ^= bits
+    return bytes(damaged)
+
+
 def list_segments(videos: Path, path: Path) -> Path:
     """Write a list of some segments of each video, with any number of labels each."""
     rows = [

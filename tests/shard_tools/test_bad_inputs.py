@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from made_videos import remux
 from PIL import Image
-from shard_making import all_samples, list_segments, make, make_folder
+from shard_making import all_samples, flip, list_segments, make, make_folder
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
@@ -49,14 +49,6 @@ def encode_nothing(path: Path, sound: bool) -> None:
             output.start_encoding()
 
 
-def flipped(data: bytes) -> bytes:
-    """`data` with a byte in a hundred of its middle wrong."""
-    damaged = np.frombuffer(data, np.uint8).copy()
-    middle = slice(len(data) // 3, len(data) * 2 // 3, 100)
-    damaged[middle] ^= 255
-    return damaged.tobytes()
-
-
 def huge(path: Path) -> None:
     pictures = [Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (0, 128, 255)]
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:])
@@ -83,7 +75,10 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut_fragments.mp4": (fragments[: len(fragments) * 2 // 3], "cut off"),
         "cut.mkv": (remux(good, "matroska")[: len(good) // 2], "cut off"),
         "cut.ts": (remux(good, "mpegts")[:-3000], "cut off|damaged"),
-        "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
+        "flipped.mp4": (
+            flip(good, range(len(good) // 3, len(good) * 2 // 3, 100)),
+            "cannot be decoded|is damaged|cut off or damaged",
+        ),
         "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
         "encrypted.mp4": (remux(good, "mp4", **key), "frame 0 cannot be decoded|frame 0 is damaged"),
         "sound_only.mp4": (lambda path: encode_nothing(path, True), "no video, only sound"),

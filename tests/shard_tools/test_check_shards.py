@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_making import all_samples, hashes
+from shard_making import all_samples, flip, hashes
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
@@ -34,7 +34,7 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     (copied / "shard-000001.tar").unlink()
     (copied / "shard-000000.tar").write_bytes((copied / "shard-000000.tar").read_bytes()[:-1024])
     shard, sample = all_samples(copied)[7]
-    change_bytes(shard, lambda data: flip_byte(data, sample.offset + sample.size - 40))(copied)
+    change_bytes(shard, lambda data: flip(data, [sample.offset + sample.size - 40]))(copied)
     change_description(classes=["down", "left"])(copied)
     code, said = check(copied, capsys, "--decode", "0")
     assert code == 1
@@ -56,13 +56,9 @@ def change_table(name: str, column: str, row: int = 4) -> Edit:
 
     def changed(data: bytes) -> bytes:
         rows = np.load(io.BytesIO(data))
-        return flip_byte(data, len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize)
+        return flip(data, [len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize], 1)
 
     return change_bytes(f"{name}-*.npy", changed)
-
-
-def flip_byte(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
 def change_lines(change: Callable[[list[bytes]], list[bytes]]) -> Edit:
@@ -133,7 +129,7 @@ EDITS: dict[str, Edit] = {
     "line: blank": change_lines(lambda lines: [lines[0], b"\n", *lines[1:]]),
     "line: a byte order mark": change_lines(lambda lines: [b"\xef\xbb\xbf" + lines[0], *lines[1:]]),
     "line: broken": change_lines(lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]]),
-    "tar: a byte of a video": change_bytes("*1.tar", lambda data: flip_byte(data, 3000)),
+    "tar: a byte of a video": change_bytes("*1.tar", lambda data: flip(data, [3000])),
     "tar: a label": change_bytes("*.tar", lambda data: data.replace(b'"labels": [', b'"labels": [1', 1)[: len(data)]),
     "tar: the name of a member": change_bytes("*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)),
     "tar: cut": change_bytes("*.tar", lambda data: data[:-512]),

@@ -16,6 +16,7 @@ from shard_making import (
     all_samples,
     collect,
     decode,
+    flip,
     hashes,
     make,
     numbers_of,
@@ -268,9 +269,7 @@ def damage_packet(path: Path) -> None:
     data, start = bytearray(path.read_bytes()), place[0] or 0
     if data[:1] == b"G":  # a transport stream: a packet of it is lost
         del data[start // 188 * 188 + 376 :][:188]
-    for at in range(start + min(40, place[1] // 2), start + place[1], 3):
-        data[at] ^= 255
-    path.write_bytes(data)
+    path.write_bytes(flip(data, range(start + min(40, place[1] // 2), start + place[1], 3)))
 
 
 @pytest.mark.parametrize("b_frames", [0, 2])
