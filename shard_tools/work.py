@@ -126,15 +126,14 @@ def explain(error: Exception) -> str:
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path, Outcome]]:
-    """Yield the outcome of each missing entry: an error costs those that were not yielded yet, and says why."""
-    left = dict(missing)
+def _make_outcomes(job: Job, left: dict[Path, Entry]) -> Iterator[tuple[Path, Outcome]]:
+    """Yield the outcome of each entry that is left, and remove it: an error costs the others, and says why."""
     try:
         if job.location is None:
             raise UnusableError("it was there when the run began, and is gone now")
-        with local_copy(job.location, next(iter(missing)).parent) as path:
+        with local_copy(job.location, next(iter(left)).parent) as path:
             before, source = path.stat(), hash_source(path)
-            segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in missing.items()}
+            segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in left.items()}
             for stem, result in store_segments(path, segments, job.settings, restart_timer):
                 after = path.stat()
                 if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
@@ -161,7 +160,6 @@ def _make_outcome(job: Job, stem: Path, path: Path, source: tuple[str, int], sto
         labels=None if entry.labels is None else tuple(entry.labels),
         source=entry.source,
         sha256=source[0] if stored.path == path else hash_file(kept),
-        size=kept.stat().st_size,
         source_sha256=source[0],
         source_size=source[1],
         segment=entry.segment,

@@ -159,7 +159,7 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     writer = RowWriter()
     tables = {name: _TableFile(folder, name) for name in SUFFIXES}
     files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
-    num_frames, seconds, histogram, shards = 0, 0.0, Counter[str](), []
+    num_frames, seconds, histogram, shards = 0, 0.0, Counter[int](), []
     for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
         path = folder / shard.samples_name
         samples = list(read_samples(folder, shard))
@@ -171,19 +171,20 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
         try:
             rows, gops, names = writer.make_rows(samples)
-            histogram.update(info.classes[label] for sample in samples for label in sample.labels or ())
-        except (ValueError, OverflowError, IndexError) as error:
+        except (ValueError, OverflowError) as error:
             raise InputError(f"{path} is broken ({error}): create the shard again") from error
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
         files.insert("files", ((it.source_sha256, it.source, it.segment, json.dumps(it.labels)) for it in samples), 4)
         for sample in samples:
+            histogram.update(sample.labels or ())
             num_frames += sample.num_frames
             seconds += sample.num_frames / sample.fps
+    counts = {name: histogram[label] for label, name in enumerate(info.classes) if label in histogram}
     report: Report = {
         "hours": round(seconds / 3600, 6),
-        "class_histogram": dict(sorted(histogram.items())),
+        "class_histogram": dict(sorted(counts.items())),
         "duplicates": _group(files.run(DUPLICATES)),
         "conflicts": _group(files.run(CONFLICTS)),
     }

@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -13,13 +12,11 @@ import av
 import numpy as np
 import pytest
 from made_videos import KINDS, X264, encode, read_number, remux
-from shard_making import all_samples, decode, flip, make, run_here, store, video_bytes, write_noise
+from shard_making import all_samples, decode, flip, make, make_folder, run_here, store, video_bytes, write_noise
 
 from pipeline.decoding.sources import decode_frames
 from shard_tools import build, work
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job
 from shard_tools.workers import ENGINES
 
 NUM_FRAMES = 96
@@ -156,31 +153,26 @@ def change(path: Path, how: str) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-@pytest.mark.parametrize("encode", ["copy", "h264"])
-def test_a_file_that_grows_while_it_is_read_is_refused(
-    source: Path, tmp_path: Path, encode: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("encode", "how", "is_read"),
+    [("copy", "longer", True), ("h264", "longer", True), *product(["copy"], CHANGES, [False])],
+)
+def test_a_file_that_changes_while_it_is_read_or_before_it_is_stored_is_rejected(
+    source: Path, tmp_path: Path, encode: str, how: str, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(shutil.copy(source, tmp_path / "touched.mp4"))
-    monkeypatch.setattr(work, "restart_timer", lambda: change(path, "longer"))
-    work.process_job(Job(str(path), {tmp_path / "stem": Entry("touched.mp4")}, Settings(encode=encode)))
-    assert work.read_outcome(tmp_path / "stem").reason == "it was changed while it was read"
-
-
-@pytest.mark.parametrize("how", CHANGES)
-def test_a_file_that_changes_before_it_is_stored_is_rejected(
-    source: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "in").mkdir()
-    _, touched = (Path(shutil.copy(source, tmp_path / "in" / name)) for name in ("kept.mp4", "touched.mp4"))
+    folder = make_folder(tmp_path / "in", dict.fromkeys(["kept.mp4", "touched.mp4"], source.read_bytes()))
+    touched = folder / "touched.mp4"
 
     def change_after(*arguments: Any, **options: Any) -> Any:
         for job, result in run_here(*arguments):
-            if job.location == str(touched):
+            if job.location == str(touched) and not is_read:
                 change(touched, how)
             yield job, result
 
     monkeypatch.setitem(ENGINES, "processes", change_after)
-    make(tmp_path / "in", tmp_path / "out", "--encode", "copy")
+    if is_read:
+        monkeypatch.setattr(work, "restart_timer", lambda: change(touched, how))
+    make(folder, tmp_path / "out", "--encode", encode)
     assert build.read_rejects(tmp_path / "out") == {"touched.mp4": "it was changed while it was read"}
     ((shard, kept),) = all_samples(tmp_path / "out")
-    assert video_bytes(tmp_path / "out", shard, kept) == source.read_bytes()
+    assert (video_bytes(tmp_path / "out", shard, kept) == source.read_bytes()) == (encode == "copy")
