@@ -161,5 +161,10 @@ def write_noise(path: Path, container: str, num_frames: int, options: dict[str, 
     pictures = [np.roll(noise, (3 * number, 5 * number), (0, 1)) for number in range(num_frames)]
     for number, picture in enumerate(pictures):
         draw_frame_number(picture, number)
-    options = {"sc_threshold": "0", "preset": "ultrafast", "crf": "23"} | options
+    options = {
+        "sc_threshold": "0",
+        "preset": "ultrafast",
+        "crf": "23",
+        "bf": "-1",
+    } | options  # -1: as the preset has it
     return write_video(path, pictures, options=options, container=container, rate=30)
