@@ -195,6 +195,7 @@ def test_bad_commands_end_in_one_sentence(
     with pytest.raises(InputError, match=sentence) as caught:
         make_shards.main(command.split())
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists() or "can be used" in sentence
     assert not list(tmp_path.rglob("dataset.json"))
     assert not list(tmp_path.rglob("*.tar"))
 
