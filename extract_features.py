@@ -91,7 +91,7 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, find_splits
 from pipeline.video_error import VideoError
 from shard_tools.encoding.encode import find_ticks
-from shard_tools.encoding.picture import Pose, UnusableError
+from shard_tools.encoding.picture import UnusableError, display_size, find_flips
 from shard_tools.encoding.source import (
     open_source,
     read_timing,
@@ -250,7 +250,7 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             if (tick := first + count * step) >= end:
                 return
             if scaler is None:
-                width, height = Pose.read(frame, aspect).display_size(frame.width, frame.height)
+                width, height = display_size(frame, aspect, find_flips(frame))
                 scaler = make_scaler(round(width), round(height), size)
             yield int(count * step), float(tick / timing.rate), scaler(frame)
 

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,9 @@ from shard_tools.inputs import Inputs, assign_class_ids
 from shard_tools.inputs.item import split_name
 from shard_tools.plan import Plan, make_key, save_plan, shard_number, split_videos
 from shard_tools.settings import COPY, Settings
-from shard_tools.work import Entry, Job, Outcome, is_done, read_outcome
-from shard_tools.write import describe_samples, publish_tables, write_card, write_shard
+from shard_tools.work import CHANGED, Entry, Job, Outcome, is_done, read_outcome
+from shard_tools.write import publish_tables, write_card, write_shard
 
-CHANGED = "it was changed while it was read"
 EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode={}, shards=[])
 
 
@@ -215,9 +214,8 @@ class Build:
         for marker in markers:
             rejected |= marker["rejected"]
         if shards:
-            samples = (sample for shard in shards for sample in read_samples(self.folder, shard))
-            info = describe_samples(samples, shards, plan.classes, plan.settings, len(rejected))
-            self.info = publish_tables(self.folder, info)
+            known = replace(self.info, classes=plan.classes, encode=plan.settings, num_rejected=len(rejected))
+            self.info = publish_tables(self.folder, replace(known, shards=shards))
             write_card(self.folder, self.info)
         lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
         write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))

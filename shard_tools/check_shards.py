@@ -25,10 +25,11 @@ from common.logging import log
 from common.progress import progress_bar
 from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
 from shard_tools.build import lock_folder
-from shard_tools.encoding.encode import store_video
+from shard_tools.encoding.encode import StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.inputs import TarMember
 from shard_tools.settings import COPY, Settings
+from shard_tools.temp_table import explain_full_disk
 from shard_tools.work import explain, local_copy
 from shard_tools.workers import ENGINES
 from shard_tools.write import hash_description, list_members, publish_tables
@@ -90,9 +91,10 @@ def check_video(video: Video) -> str:
     member, sample = video
     try:
         with local_copy(member) as path:
-            decoded = store_video(path, path, Settings(encode=COPY))
+            ((_, decoded),) = store_segments(path, {path: None}, Settings(encode=COPY))
     except (UnusableError, av.error.FFmpegError) as error:
         return explain(error)
+    assert isinstance(decoded, StoredVideo)  # what is wrong with all of a video is raised
     if decoded.num_frames == 1 or math.isclose(decoded.fps, sample.fps, rel_tol=FPS_TOLERANCE):
         decoded = decoded._replace(fps=sample.fps)
     facts = ((name, getattr(decoded, name), getattr(sample, name)) for name in DECODED)
@@ -109,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
-        with lock_folder(folder):
+        with lock_folder(folder), explain_full_disk():
             publish_tables(folder, read_dataset_info(folder))
     info = read_dataset_info(folder)
     problems = list(check_tables(folder, info))

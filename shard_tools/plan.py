@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, groupby, islice, pairwise
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -149,11 +150,10 @@ def probe_header(location: Location, fps: float | None = None) -> tuple[float, f
 
 def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
     """Warn if some of these would be stored with fewer frames than a clip has, and a smaller stride would help."""
-    tried, num_frames = list(items), ModelConfig.num_frames
     with ThreadPoolExecutor(THREADS) as threads:
-        headers = threads.map(probe_header, (item.location for item in tried))
-        counts = [count_source_frames(*each, settings.clip_seconds) for each in zip(tried, headers, strict=True)]
-    frames = np.array([count for count in counts if count], dtype=np.int64)
+        counts = threads.map(partial(count_source_frames, clip_seconds=settings.clip_seconds), items)
+        frames = np.array([count for count in counts if count], dtype=np.int64)
+    num_frames = ModelConfig.num_frames
     stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
     if settings.fps or not len(frames) or (wanted := largest_stride(frames, num_frames)) >= stride:
         return
@@ -165,10 +165,10 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
     )
 
 
-def count_source_frames(item: Item, header: tuple[float, float], clip_seconds: float | None) -> int:
+def count_source_frames(item: Item, clip_seconds: float | None) -> int:
     """Return the frames of a video, a segment or a piece by the header; 0 if it does not say."""
     start, end, in_frames, _ = item.segment or Segment(0, clip_seconds or math.inf)
-    seconds, fps = header
+    seconds, fps = probe_header(item.location)
     rate = 1 if in_frames else fps
     length = min(end * rate, seconds * fps or math.inf) - start * rate if rate else 0
     return round(length) if 0 < length < math.inf else 0

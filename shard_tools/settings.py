@@ -47,10 +47,10 @@ class Settings:
         """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
-            kept = ("encode", "seed", "samples_per_shard")
-            return {name: values[name] for name in kept} | {"frame_stride": 1}
+            return {name: value for name, value in values.items() if name not in ENCODING} | {"frame_stride": 1}
         codec = CODECS[self.encode]
-        values["quality"] = codec.choose_quality(self.tune) if self.quality is None else self.quality
+        if self.quality is None:
+            values["quality"] = (self.tune == "decode" and codec.decode_quality) or codec.default_quality
         if not codec.decode_options:
             del values["tune"]
         return values

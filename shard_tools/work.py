@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import av
 import fsspec
-import msgspec
 
 from common.atomic_io import hash_file
 from pipeline.reading.storage import is_remote
-from pipeline.shards.format import Sample
+from pipeline.shards.format import Sample, parse_line
 from shard_tools.encoding.encode import StoredVideo, staged_file, store_segments
 from shard_tools.encoding.picture import UnusableError
 from shard_tools.encoding.source import list_frames
@@ -31,6 +30,7 @@ from shard_tools.inputs.item import join_name
 from shard_tools.settings import Settings
 from shard_tools.workers import restart_timer
 
+CHANGED = "it was changed while it was read"  # an unfinished download, say
 MIN_FREE_BYTES = 1_000_000
 MAX_SUFFIX = 16  # characters, of a temporary copy
 
@@ -84,7 +84,7 @@ class Outcome:
 def read_outcome(stem: Path) -> Outcome | None:
     """Read the staged result at `stem`; None if it is missing or torn."""
     try:
-        return msgspec.convert(json.loads(stem.with_name(f"{stem.name}.json").read_text(encoding="utf-8")), Outcome)
+        return parse_line(stem.with_name(f"{stem.name}.json").read_bytes(), Outcome)
     except (OSError, ValueError):
         return None
 
@@ -126,16 +126,18 @@ def explain(error: Exception) -> str:
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
-def _make_outcomes(job: Job, missing: dict[Path, Entry]) -> Iterator[tuple[Path, Outcome]]:
-    """Yield the outcome of each missing entry: an error costs those that were not yielded yet, and says why."""
-    left = dict(missing)
+def _make_outcomes(job: Job, left: dict[Path, Entry]) -> Iterator[tuple[Path, Outcome]]:
+    """Yield the outcome of each entry that is left, and remove it: an error costs the others, and says why."""
     try:
         if job.location is None:
             raise UnusableError("it was there when the run began, and is gone now")
-        with local_copy(job.location, next(iter(missing)).parent) as path:
-            source = hash_source(path)
-            segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in missing.items()}
+        with local_copy(job.location, next(iter(left)).parent) as path:
+            before, source = path.stat(), hash_source(path)
+            segments = {stem: Segment.parse(it.segment) if it.segment else None for stem, it in left.items()}
             for stem, result in store_segments(path, segments, job.settings, restart_timer):
+                after = path.stat()
+                if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                    raise UnusableError(CHANGED)
                 if isinstance(result, UnusableError):
                     outcome = Outcome(left[stem], reason=str(result))
                 else:
@@ -158,7 +160,6 @@ def _make_outcome(job: Job, stem: Path, path: Path, source: tuple[str, int], sto
         labels=None if entry.labels is None else tuple(entry.labels),
         source=entry.source,
         sha256=source[0] if stored.path == path else hash_file(kept),
-        size=kept.stat().st_size,
         source_sha256=source[0],
         source_size=source[1],
         segment=entry.segment,

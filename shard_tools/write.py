@@ -12,7 +12,7 @@ import json
 import mmap
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -153,11 +153,13 @@ def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
 def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     """Write the tables of the shards that `info` names; return `info` with what they say.
 
-    Raise InputError if the samples.jsonl of a shard is missing or broken.
+    Memory does not grow with the number of samples. Raise InputError if the samples.jsonl of a shard is missing or
+    broken.
     """
     writer = RowWriter()
     tables = {name: _TableFile(folder, name) for name in SUFFIXES}
-    shards = []
+    files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
+    num_frames, seconds, histogram, shards = 0, 0.0, Counter[int](), []
     for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
         path = folder / shard.samples_name
         samples = list(read_samples(folder, shard))
@@ -174,44 +176,27 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
-    return replace(
-        writer.describe(info),
-        num_samples=writer.num_samples,
-        shards=shards,
-        tables={name: table.finish() for name, table in tables.items()},
-        schema_version=SCHEMA_VERSION,
-    )
-
-
-def describe_samples(
-    samples: Iterable[Sample], shards: list[ShardInfo], classes: list[str], settings: dict[str, Any], num_rejected: int
-) -> DatasetInfo:
-    """Compute the content of `dataset.json`, in memory that does not grow with the number of samples."""
-    num_samples = num_frames = 0
-    seconds, histogram = 0.0, Counter[str]()
-    files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
-    for sample in samples:
-        row = sample.source_sha256, sample.source, sample.segment, json.dumps(sample.labels)
-        files.insert("files", [row], 4)
-        num_samples += 1
-        num_frames += sample.num_frames
-        histogram.update(classes[label] for label in sample.labels or ())
-        seconds += sample.num_frames / sample.fps
+        files.insert("files", ((it.source_sha256, it.source, it.segment, json.dumps(it.labels)) for it in samples), 4)
+        for sample in samples:
+            histogram.update(sample.labels or ())
+            num_frames += sample.num_frames
+            seconds += sample.num_frames / sample.fps
+    counts = {name: histogram[label] for label, name in enumerate(info.classes) if label in histogram}
     report: Report = {
         "hours": round(seconds / 3600, 6),
-        "class_histogram": dict(sorted(histogram.items())),
+        "class_histogram": dict(sorted(counts.items())),
         "duplicates": _group(files.run(DUPLICATES)),
         "conflicts": _group(files.run(CONFLICTS)),
     }
-    return DatasetInfo(
-        num_samples=num_samples,
+    return replace(
+        writer.describe(info),
+        num_samples=writer.num_samples,
         num_frames=num_frames,
         num_bytes=sum(shard.num_bytes for shard in shards),
-        classes=classes,
-        encode=settings,
-        shards=shards,
-        num_rejected=num_rejected,
         report=report,
+        shards=shards,
+        tables={name: table.finish() for name, table in tables.items()},
+        schema_version=SCHEMA_VERSION,
     )
 
 

@@ -1,14 +1,18 @@
 """Which encoder stands behind each codec name, and how it is told to make streams that a training run reads fast."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from av.video.codeccontext import VideoCodecContext
 
 os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 writes to stderr past FFmpeg's log level: errors only
 CONTAINER = "mp4"
 TUNES = ("decode", "size")
+BT601 = 6  # AVCOL_SPC_SMPTE170M
+LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +28,12 @@ class Codec:
     decode_options: dict[str, str] = field(default_factory=dict)
     decode_quality: int | None = None  # the default with --tune decode, where it differs
     pixel_format: str = "yuv420p"
-    full_range: bool = False
+    color_range: int = LIMITED
 
-    def choose_quality(self, tune: str) -> int:
-        """Return the default quality."""
-        return self.default_quality if tune == "size" or self.decode_quality is None else self.decode_quality
-
-    def fill_options(self, gop: int, quality: int | None, preset: str, tune: str) -> dict[str, str]:
-        quality = self.choose_quality(tune) if quality is None else quality
-        options = self.options | (self.decode_options if tune == "decode" else {})
-        return {name: text.format(gop=gop, quality=quality, preset=preset) for name, text in options.items()}
+    def fill_options(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Return the encoder's options by what a dataset records of its settings."""
+        options = self.options | (self.decode_options if settings.get("tune") == "decode" else {})
+        return {name: text.format(**settings) for name, text in options.items()}
 
 
 # Every encoder runs on one thread: the workers are the parallelism, and one thread gives the same bytes everywhere.
@@ -56,7 +56,7 @@ CODECS = {
     # Alternate reference frames are VP9's B-frames: without look-ahead there are none.
     "vp9": Codec("libvpx-vp9", 31, {"crf": "{quality}", "b": "0", "g": "{gop}", "keyint_min": "{gop}",
         "deadline": "good", "cpu-used": "4", "row-mt": "0", "auto-alt-ref": "0", "lag-in-frames": "0"}),
-    "mjpeg": Codec("mjpeg", 4, {"qmin": "{quality}", "qmax": "{quality}"}, pixel_format="yuvj420p", full_range=True),
+    "mjpeg": Codec("mjpeg", 4, {"qmin": "{quality}", "qmax": "{quality}"}, pixel_format="yuvj420p", color_range=FULL),
     # lp=1 is more than thrift: with several threads a stage, SVT-AV1 4.1 and 4.2 give packets with another frame's time
     # (about one video in a thousand on a busy machine; with lp=1 none of 21,000), which the muxer refuses.
     "av1": Codec("libsvtav1", 32, {"preset": "8", "crf": "{quality}", "g": "{gop}",

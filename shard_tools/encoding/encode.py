@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import av
 from av.video.frame import VideoFrame
@@ -21,8 +21,8 @@ from av.video.stream import VideoStream
 from pipeline.decoding.containers import EXTENSIONS
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.codecs import CODECS, CONTAINER, open_encoder
-from shard_tools.encoding.picture import BT601, FULL, LIMITED, FrameConverter, Pose, UnusableError, deinterlace
+from shard_tools.encoding.codecs import BT601, CODECS, CONTAINER, open_encoder
+from shard_tools.encoding.picture import FrameConverter, Frames, UnusableError, deinterlace, display_size, find_flips
 from shard_tools.encoding.source import (
     ENCODE,
     Timing,
@@ -46,7 +46,6 @@ NEIGHBORS = 2  # frames before a segment that are decoded too: a deinterlacer lo
 EARLY_FRAMES = 0.05  # by so much a frame may be shown before a segment's start: times are rounded to milliseconds
 MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
 Segments = Mapping[Path, Segment | None]  # by where the file of each goes, without extension; None: all of the video
-T = TypeVar("T")
 
 
 class StoredVideo(NamedTuple):
@@ -79,12 +78,12 @@ class VideoWriter:
         # bitexact leaves the libraries' versions out of the container.
         options = {"fflags": "+bitexact"} | ({"movflags": FRAGMENTED} if fragment else {})
         self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
-        encoder_options = codec.fill_options(settings.gop, settings.quality, settings.preset, settings.tune)
-        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=encoder_options))
+        options = codec.fill_options(settings.to_json())
+        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=options))
         context = self.stream.codec_context
         context.width, context.height = size
         context.pix_fmt, context.time_base, context.thread_count = codec.pixel_format, 1 / rate, 1
-        context.colorspace, context.color_range = BT601, FULL if codec.full_range else LIMITED
+        context.colorspace, context.color_range = BT601, codec.color_range
         open_encoder(context)
         self.num_frames = 0
 
@@ -170,14 +169,6 @@ def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
     return int(first), end
 
 
-def store_video(source: Path, stem: Path, settings: Settings) -> StoredVideo:
-    """Store all of a video. Raise UnusableError."""
-    ((_, result),) = store_segments(source, {stem: None}, settings)
-    if isinstance(result, UnusableError):
-        raise result
-    return result
-
-
 def store_segments(
     source: Path, segments: Segments, settings: Settings, progress: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Path, Result]]:
@@ -186,17 +177,6 @@ def store_segments(
     A copied video stays where it is. `progress` is called whenever some of it has been decoded. Raise UnusableError at
     what makes all segments unusable that were not yielded yet.
     """
-    before = source.stat()
-    for result in _store_segments(source, segments, settings, progress):
-        after = source.stat()
-        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):  # an unfinished download, say
-            raise UnusableError("it was changed while it was read")
-        yield result
-
-
-def _store_segments(
-    source: Path, segments: Segments, settings: Settings, progress: Callable[[], None]
-) -> Iterator[tuple[Path, Result]]:
     if not source.is_dir() and arrays.is_array(source):
         array = _keep_array(source)
         refusal = UnusableError("segments are cut out of videos, not out of arrays")
@@ -232,10 +212,7 @@ def _store_segments(
 
 
 def encode_segments(
-    frames: Iterator[tuple[int, VideoFrame]],
-    waiting: list[SegmentEncoder],
-    timing: Timing,
-    progress: Callable[[], None],
+    frames: Frames, waiting: list[SegmentEncoder], timing: Timing, progress: Callable[[], None]
 ) -> Iterator[tuple[Path, Result]]:
     """Encode what is `waiting`, last first, from `frames` as (tick, frame); stop when no other frame is wanted, or none
     before another key frame. Yield each stem with its result.
@@ -276,7 +253,7 @@ def _keep_array(source: Path) -> StoredVideo:
     return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
 
 
-def _hold_back(frames: Iterator[T], count: int) -> Iterator[T]:
+def _hold_back(frames: Frames, count: int) -> Frames:
     """Pass on frames; where they end in an error, not the last `count` before it."""
     held = deque(islice(frames, count))
     for frame in frames:
@@ -293,10 +270,10 @@ def _copy(source: Path, timing: Timing, progress: Callable[[], None]) -> StoredV
         is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
         if timing.times is not None and not is_ordered and len(times) == len(timing.times):
             raise UnusableError(f"its times do not tell in which order its frames are shown: {ENCODE}")
-        pose = Pose.read(first, stream.sample_aspect_ratio)
-        if pose.is_mirrored:
+        flips, codec = find_flips(first), stream.codec_context.codec
+        if len(flips) % 2:
             raise UnusableError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
-        size, codec = map(round, pose.display_size(first.width, first.height)), stream.codec_context.codec
+        size = map(round, display_size(first, stream.sample_aspect_ratio, flips))
         own = source.suffix.lower().removeprefix(".")
         usual = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
         extension = own if own in usual else usual[0]

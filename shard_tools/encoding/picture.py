@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, groupby
 from typing import Any, cast
 
 import av
@@ -15,12 +15,11 @@ from av.video.frame import VideoFrame
 
 from pipeline.decoding.colors import find_siting
 from pipeline.shards.format import SIDE_STEP
-from shard_tools.encoding.codecs import Codec
+from shard_tools.encoding.codecs import FULL, Codec
 
-BT601 = 6  # AVCOL_SPC_SMPTE170M
-LIMITED, FULL = 1, 2  # AVCOL_RANGE_MPEG, AVCOL_RANGE_JPEG
 MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
 Filter = tuple[str, str]  # name and options
+Frames = Iterator[tuple[int, VideoFrame]]  # each with the tick at which it is shown
 FLIPS = ("transpose", "cclock_flip"), ("hflip", ""), ("vflip", "")  # the first one swaps rows and columns
 
 
@@ -28,31 +27,18 @@ class UnusableError(Exception):
     """A video cannot become a sample; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pose:
-    """How the pictures of a video are to be displayed."""
-
-    pixel_aspect: Fraction  # width of a pixel over its height
-    flips: list[Filter]  # those of FLIPS that bring a picture upright
-
-    @classmethod
-    def read(cls, frame: VideoFrame, pixel_aspect: Fraction | None) -> "Pose":
-        """Read it off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long."""
-        is_plausible = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8
-        return cls(pixel_aspect if pixel_aspect and is_plausible else Fraction(1), _find_flips(frame))
-
-    @property
-    def is_mirrored(self) -> bool:
-        return len(self.flips) % 2 > 0
-
-    def display_size(self, width: int, height: int) -> tuple[float, float]:
-        """Return width and height of a picture, upright and in square pixels."""
-        wide, high = float(width * self.pixel_aspect), float(height)
-        return (high, wide) if FLIPS[0] in self.flips else (wide, high)
+def display_size(frame: VideoFrame, pixel_aspect: Fraction | None, flips: list[Filter]) -> tuple[float, float]:
+    """Return width and height of a picture, upright and in square pixels; `pixel_aspect`: width of one over height."""
+    is_plausible = pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8
+    wide, high = float(frame.width * (pixel_aspect if pixel_aspect and is_plausible else 1)), float(frame.height)
+    return (high, wide) if FLIPS[0] in flips else (wide, high)
 
 
-def _find_flips(frame: VideoFrame) -> list[Filter]:
-    """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only."""
+def find_flips(frame: VideoFrame) -> list[Filter]:
+    """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only.
+
+    It is read off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long.
+    """
     # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo pair.
     unknown = [("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)]
     graph = _build_graph(_read_form(frame), unknown)
@@ -105,7 +91,7 @@ class FrameConverter:
     def __init__(self, codec: Codec, short_side: int | None, pixel_aspect: Fraction | None):
         self.codec, self.short_side, self.pixel_aspect = codec, short_side, pixel_aspect
         # Decided by the first frame for all of them; shape: width over height.
-        self.pose: Pose | None = None
+        self.flips: list[Filter] = []
         self.size, self.shape = (0, 0), 1.0
         self.form: dict[str, Any] = {}
         self.graph: Graph | None = None
@@ -114,51 +100,46 @@ class FrameConverter:
         """Raise UnusableError if the picture's shape changes in the middle of the video."""
         form = _read_form(frame)
         if form != self.form or self.graph is None:
-            first = self.pose is None
-            self.pose = self.pose or Pose.read(frame, self.pixel_aspect)
-            width, height = self.pose.display_size(frame.width, frame.height)
-            if first:
+            if self.graph is None:
+                self.flips = find_flips(frame)
+            width, height = display_size(frame, self.pixel_aspect, self.flips)
+            if self.graph is None:
                 self.size, self.shape = choose_size(width, height, self.short_side), width / height
             if abs(width / height / self.shape - 1) > MAX_SHAPE_CHANGE and min(self.size) > 32:
                 raise UnusableError("its picture changes shape in the middle")
-            color_range, siting = ("pc", "center") if self.codec.full_range else ("tv", "left")
+            color_range, siting = ("pc", "center") if self.codec.color_range == FULL else ("tv", "left")
             # bitexact: the same pixels on every processor
             scale = (
                 f"w={self.size[0]}:h={self.size[1]}:flags=bicubic+accurate_rnd+full_chroma_int+bitexact"
                 f":out_color_matrix=smpte170m:out_range={color_range}"
                 f":in_chroma_loc={find_siting(frame)}:out_chroma_loc={siting}"
             )
-            filters = [*self.pose.flips, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
+            filters = [*self.flips, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
             self.graph = _build_graph(form, filters)
             self.form = form
         self.graph.push(frame)
         return self.graph.pull()  # type: ignore[return-value]
 
 
-def deinterlace(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
+def deinterlace(frames: Frames) -> Frames:
     """Pass on (tick, frame); from the first interlaced frame on, through a deinterlacer that keeps the frame rate."""
-    graph: Graph | None = None
-    form: dict[str, Any] = {}
-    ticks: deque[int] = deque()
+    for form, run in groupby(frames, lambda shown: _read_form(shown[1])):
+        for tick, frame in run:
+            if frame.interlaced_frame:
+                graph = _build_graph(form, [("bwdif", "mode=send_frame:deint=interlaced")])
+                yield from _filter(graph, chain([(tick, frame)], run))  # noqa: B031  # all that is left of it
+            else:
+                yield tick, frame
 
-    def push(graph: Graph, frame: VideoFrame | None) -> Iterator[tuple[int, VideoFrame]]:
+
+def _filter(graph: Graph, frames: Frames) -> Frames:
+    """Pass (tick, frame) through a graph that may keep frames back."""
+    ticks: deque[int] = deque()
+    for tick, frame in chain(frames, [(0, None)]):  # None: no other will come
+        if frame is not None:
+            frame.pts, frame.time_base = tick, Fraction(1, 1000)
+            ticks.append(tick)
         graph.push(frame)
         with suppress(av.error.BlockingIOError, av.error.EOFError):
             while picture := graph.pull():
                 yield ticks.popleft(), picture  # type: ignore[misc]
-
-    for tick, frame in frames:
-        if graph is not None and _read_form(frame) != form:
-            yield from push(graph, None)
-            graph = None
-        if graph is None:
-            if not frame.interlaced_frame:
-                yield tick, frame
-                continue
-            form = _read_form(frame)
-            graph = _build_graph(form, [("bwdif", "mode=send_frame:deint=interlaced")])
-        frame.pts, frame.time_base = tick, Fraction(1, 1000)
-        ticks.append(tick)
-        yield from push(graph, frame)
-    if graph is not None:
-        yield from push(graph, None)

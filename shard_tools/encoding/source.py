@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import chain, dropwhile
+from itertools import dropwhile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,7 +25,7 @@ from av.video.stream import VideoStream
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
 from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
-from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.picture import Frames, UnusableError
 
 MAX_GAP_S = 600.0  # a screen may stand still as long; longer, and MAX_JUMP usual gaps, the clock has jumped
 MAX_JUMP = 100
@@ -297,34 +297,30 @@ def _round_rate(rate: float, declared: Fraction, error: float = 0) -> Fraction:
     return Fraction(rate).limit_denominator(1000)
 
 
-def seek_frames(open_here: Open, timing: Timing, first: int) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start if none can be decoded."""
+def seek_frames(open_here: Open, timing: Timing, first: int) -> Frames:
+    """Yield (tick, frame) from a key frame at or before tick `first` on; from the start if none can be decoded.
+
+    Ticks count from 0, also where a decoder had to wait for a key frame, and never decrease.
+    """
     start = timing.find_seek_point(first)
-    with open_here() as (container, stream):
-        frames = read_frames(container, stream, start)
-        try:
-            head = [next(frames)]
-        except UnusableError:
-            if start == START:
-                raise
-        else:
-            yield from assign_ticks(chain(head, frames), timing, start.number)
+    offset = last = 0
+    number: int | None = None
+    try:
+        with open_here() as (container, stream):
+            for number, frame in enumerate(read_frames(container, stream, start), start.number):
+                tick = timing.tick(frame.pts, number)
+                offset = offset if number else tick
+                last = max(last, tick - offset)
+                yield last, frame
             return
+    except UnusableError:
+        if start == START or number is not None:
+            raise
     del timing.seek_points[1:]  # none is tried again
     yield from seek_frames(open_here, timing, 0)
 
 
-def assign_ticks(frames: Iterator[VideoFrame], timing: Timing, first_number: int) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (tick, frame), from tick 0 on, also where a decoder had to wait for a key frame; ticks never decrease."""
-    offset = last = 0
-    for number, frame in enumerate(frames, first_number):
-        tick = timing.tick(frame.pts, number)
-        offset = offset if number else tick
-        last = max(last, tick - offset)
-        yield last, frame
-
-
-def show_frames(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int, VideoFrame]]:
+def show_frames(frames: Frames) -> Frames:
     """Turn (tick, frame) into (end, frame): the frame is shown until tick `end`, which has a frame of its own."""
     tick, shown = 0, None
     for tick, frame in frames:
@@ -335,7 +331,7 @@ def show_frames(frames: Iterator[tuple[int, VideoFrame]]) -> Iterator[tuple[int,
         yield tick + 1, shown
 
 
-def subsample(frames: Iterator[tuple[int, VideoFrame]], stride: int | Fraction, first: int = 0) -> Iterator[VideoFrame]:
+def subsample(frames: Frames, stride: int | Fraction, first: int = 0) -> Iterator[VideoFrame]:
     """Yield the frame shown at ticks first, first + stride, …: a tick without a frame of its own repeats the last."""
     wanted: int | Fraction = first
     for end, frame in show_frames(frames):

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import numpy as np
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
+from shard_tools.encoding.encode import StoredVideo, store_segments
+from shard_tools.encoding.picture import UnusableError
+from shard_tools.inputs import Inputs, Item
+from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
@@ -31,6 +36,14 @@ def make_folder(folder: Path, files: Mapping[str, str | bytes]) -> Path:
     return folder
 
 
+def flip(data: bytes, places: Iterable[int], bits: int = 255) -> bytes:
+    """Flip bits of some bytes."""
+    damaged = bytearray(data)
+    for place in places:
+        damaged[place] ^= bits
+    return bytes(damaged)
+
+
 def list_segments(videos: Path, path: Path) -> Path:
     """Write a list of some segments of each video, with any number of labels each."""
     rows = [
@@ -42,9 +55,24 @@ def list_segments(videos: Path, path: Path) -> Path:
     return path
 
 
+def collect(items: Iterable[Item], unlabeled: bool = False) -> Inputs:
+    inputs = Inputs()
+    inputs.add(items)
+    inputs.deduplicate(unlabeled)
+    return inputs
+
+
 def make(inputs: Path | str, output: Path, *options: str) -> int:
     """make_shards with one worker and no limit on rejects, unless told otherwise; returns its exit code."""
     return make_shards.main([str(inputs), str(output), "--workers", "1", "--max-rejects", "1", *options])
+
+
+def store(source: Path, **settings: Any) -> StoredVideo:
+    """Store all of a video beside it. Raise UnusableError."""
+    ((_, result),) = store_segments(source, {source.with_name("stored"): None}, Settings(**settings))
+    if isinstance(result, UnusableError):
+        raise result
+    return result
 
 
 def hashes(folder: Path) -> dict[str, bytes]:
@@ -95,16 +123,48 @@ def numbers_of(folder: Path, field: str = "key") -> dict[str, list[int]]:
     return {getattr(sample, field): read_numbers(video_bytes(folder, shard, sample)) for shard, sample in samples}
 
 
+def write_video(
+    path: Path,
+    frames: Iterable[np.ndarray],
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    times_ms: list[int] | None = None,
+    options: dict[str, str] | None = None,
+    container: str | None = None,
+    rate: int = 25,
+    **context: Any,
+) -> Path:
+    """Encode frames uint8 [H, W, 3], at `rate` or shown at `times_ms`; `context` sets the codec context's fields."""
+    muxing = {"movflags": "+faststart"} | ({"avoid_negative_ts": "disabled"} if times_ms else {})
+    with av.open(str(path), "w", format=container, options=muxing) as output:
+        options = {"bf": "0", "crf": "6", "g": "8"} | (options or {})
+        stream: Any = output.add_stream(codec, rate=rate, options=options)
+        for number, picture in enumerate(frames):
+            if not number:
+                height, width = picture.shape[:2]
+                unit = Fraction(1, 1000 if times_ms else rate)
+                fields = {"height": height, "width": width, "pix_fmt": pixel_format, "time_base": unit}
+                for name, value in (fields | context).items():
+                    setattr(stream.codec_context, name, value)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pixel_format)
+            frame.time_base = unit
+            frame.pts = number if times_ms is None else times_ms[number]
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
 def write_noise(path: Path, container: str, num_frames: int, options: dict[str, str], side: int = 64) -> Path:
     """Write noise that moves, with the number of each frame: every picture is thousands of bytes, so that damage hits
     pictures."""
     noise = np.random.default_rng(0).integers(0, 256, (side * 3 // 4, side, 3), np.uint8)
-    with av.open(str(path), "w", format=container, options={"movflags": "+faststart"}) as output:
-        stream = output.add_stream("libx264", rate=30, options={"sc_threshold": "0", "preset": "ultrafast"} | options)
-        stream.width, stream.height, stream.pix_fmt = side, side * 3 // 4, "yuv420p"
-        for number in range(num_frames):
-            picture = np.roll(noise, (3 * number, 5 * number), (0, 1))
-            draw_frame_number(picture, number)
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
-        output.mux(stream.encode(None))
-    return path
+    pictures = [np.roll(noise, (3 * number, 5 * number), (0, 1)) for number in range(num_frames)]
+    for number, picture in enumerate(pictures):
+        draw_frame_number(picture, number)
+    options = {
+        "sc_threshold": "0",
+        "preset": "ultrafast",
+        "crf": "23",
+        "bf": "-1",
+    } | options  # -1: as the preset has it
+    return write_video(path, pictures, options=options, container=container, rate=30)

@@ -15,22 +15,19 @@ import numpy as np
 import pytest
 from made_videos import remux
 from PIL import Image
-from shard_making import all_samples, list_segments, make
+from shard_making import all_samples, flip, list_segments, make, make_folder
 
 from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools import make_shards
 from shard_tools.build import Build, read_rejects
 from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import main as generate_videos
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(generate: Callable[..., Path]) -> Path:
     """An intact video, with its table of contents at the end as most tools write it."""
-    folder = tmp_path_factory.mktemp("whole")
-    generate_videos([str(folder), "--num-videos", "1", "--size", "96", "--num-frames", "100"])
-    return next(folder.rglob("*.mp4"))
+    return generate("--size", "96", "--num-frames", "100")
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +49,6 @@ def encode_nothing(path: Path, sound: bool) -> None:
             output.start_encoding()
 
 
-def flipped(data: bytes) -> bytes:
-    """`data` with a byte in a hundred of its middle wrong."""
-    damaged = np.frombuffer(data, np.uint8).copy()
-    middle = slice(len(data) // 3, len(data) * 2 // 3, 100)
-    damaged[middle] ^= 255
-    return damaged.tobytes()
-
-
 def huge(path: Path) -> None:
     pictures = [Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (0, 128, 255)]
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:])
@@ -72,7 +61,6 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
     good, folder = whole.read_bytes(), tmp_path / "in"
     fragments = remux(good, "mp4", movflags="frag_keyframe+empty_moov")
     key = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "76a6" * 8, "encryption_kid": "a7e6" * 8}
-    folder.mkdir()
     contents: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         "empty.mp4": (b"", "the file is empty"),
         "text.mp4": (b"Not found: please log in\n" * 40, "text file"),
@@ -87,7 +75,10 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut_fragments.mp4": (fragments[: len(fragments) * 2 // 3], "cut off"),
         "cut.mkv": (remux(good, "matroska")[: len(good) // 2], "cut off"),
         "cut.ts": (remux(good, "mpegts")[:-3000], "cut off|damaged"),
-        "flipped.mp4": (flipped(good), "cannot be decoded|is damaged|cut off or damaged"),
+        "flipped.mp4": (
+            flip(good, range(len(good) // 3, len(good) * 2 // 3, 100)),
+            "cannot be decoded|is damaged|cut off or damaged",
+        ),
         "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
         "encrypted.mp4": (remux(good, "mp4", **key), "frame 0 cannot be decoded|frame 0 is damaged"),
         "sound_only.mp4": (lambda path: encode_nothing(path, True), "no video, only sound"),
@@ -98,13 +89,13 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "playlist.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n", "text file|no frame|no video"),
         "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
     }
+    make_folder(folder, {"good.mp4": good})
     for name, (content, _) in contents.items():
         if callable(content):
             content(folder / name)
         else:
             (folder / name).write_bytes(content)
     (folder / "dangling.mp4").symlink_to(folder / "nowhere.mp4")
-    (folder / "good.mp4").write_bytes(good)
     make(folder, tmp_path / "out")
     rejects = read_rejects(tmp_path / "out")
     assert rejects.pop("dangling.mp4") == "it is a link to a file that does not exist"
@@ -121,12 +112,9 @@ def test_awkward_names_and_places_are_no_problem(
     names += ["dash/-rf.mp4", "same/clip.mp4", "other/clip.mp4", "folder.mp4/clip.mp4", "upper/CLIP.MP4"]
     names += ["wrong_extension/actually_mp4.avi", 'quote/it\'s "so" 100% $HOME.mp4', "bytes/\udcff\udcfe.mp4"]
     names += [f"{200 * 'x'}/{200 * 'x'}.mp4"]
-    for name in names:
-        (tmp_path / "in" / name).parent.mkdir(parents=True)
-        (tmp_path / "in" / name).write_bytes(whole.read_bytes())
+    others = {"same/._clip.mp4": "what a Mac leaves behind", "notes.txt": "no video"}
+    make_folder(tmp_path / "in", dict.fromkeys(names, whole.read_bytes()) | others)
     (tmp_path / "in" / "same" / "loop").symlink_to(tmp_path / "in")
-    (tmp_path / "in" / "same" / "._clip.mp4").write_bytes(b"what a Mac leaves behind")
-    (tmp_path / "in" / "notes.txt").write_text("no video")
     make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--label-column", "folder")
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
     assert sorted(sample.source for sample in samples) == sorted(names)
@@ -143,12 +131,10 @@ def test_awkward_names_and_places_are_no_problem(
 
 
 def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
-    for name in ("a.mp4", "b.mp4", "c.mp4", "d.mp4", "secret.mp4"):
-        (tmp_path / name).write_bytes(whole.read_bytes())
     (tmp_path / "folder").mkdir()
     lines = "a.mp4,run absent.mp4,run b.mp4, folder,run c.mp4,run c.mp4,walk d.mp4,swim a.mp4,run secret.mp4,run"
-    (tmp_path / "list.csv").write_text("\n".join(lines.split()))
-    (tmp_path / "classes.txt").write_text("walk\nrun\n")
+    files = dict.fromkeys(("a.mp4", "b.mp4", "c.mp4", "d.mp4", "secret.mp4"), whole.read_bytes())
+    make_folder(tmp_path, files | {"list.csv": "\n".join(lines.split()), "classes.txt": "walk\nrun\n"})
     with pytest.MonkeyPatch.context() as patch:  # root may read everything
         patch.setattr(os, "access", lambda path, mode: "secret" not in str(path))
         make(tmp_path / "list.csv", tmp_path / "out", "--label-map", str(tmp_path / "classes.txt"))
@@ -167,7 +153,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos s3://bucket/out", r"s3://bucket/out is a URL: make the shards in a folder, .*`aws s3 sync FOLDER s3://b"),
     ("nowhere out", "nowhere does not exist"),
     ("pictures out", r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg"),
-    ("empty.csv out", "empty.csv is empty"), ("broken.json out", "broken.json is not a list of videos"),
+    ("broken.json out", "broken.json is not a list of videos"),
     ("quote.csv out", r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed"),
     ("videos empty.csv", "empty.csv is a file"), ("videos videos/shards", "lies inside the input"),
     ("videos videos", "lies inside the input"), ("absent.csv out", "none of 2 videos can be used"),
@@ -181,6 +167,9 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --encode copy --gop 4", "--encode copy keeps every byte: it cannot go with --gop"),
     ("videos out --encode copy --tune size", "cannot go with --tune"),
     ("videos out --root videos", "--root is for the paths of a list"),
+    ("videos out --hold-out 20", "--hold-out is a share between 0 and 1"),
+    ("videos/a.mp4 out --hold-out 0.1", "--hold-out leaves no video for train"),
+    ("videos out --hold-out 0.4 --group-by person", "--group-by is person: give folder:1"),
     ("videos out --label-map nowhere.txt", "nowhere.txt is not a label map"),
     ("videos out --split a=x.csv --split a=y.csv", "--split names must differ"),
     ("nonsense://bucket/folder out", "cannot be listed"),
@@ -202,13 +191,11 @@ def test_bad_commands_end_in_one_sentence(
         "quote.csv": b'a.mp4,left\nb.mp4,"left\nc.mp4,right\n', "broken.json": b"{", "binary.csv": b"\xff\xfe\x00",
         "list.txt.gz": gzip.compress(b"a.mp4 run"), "absent.csv": b"a.mp4,run\nb.mp4,walk\n",
     }  # fmt: skip
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(make_folder(tmp_path, files))
     with pytest.raises(InputError, match=sentence) as caught:
         make_shards.main(command.split())
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists() or "can be used" in sentence
     assert not list(tmp_path.rglob("dataset.json"))
     assert not list(tmp_path.rglob("*.tar"))
 

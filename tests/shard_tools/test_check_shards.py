@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import shutil
@@ -6,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_making import all_samples, hashes
+from shard_making import all_samples, flip, hashes
 
 from common.errors import InputError
+from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import SAMPLE, SHARD, read_dataset_info
 from pipeline.shards.gops import GOP
 from shard_tools import check_shards
@@ -32,7 +34,7 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     (copied / "shard-000001.tar").unlink()
     (copied / "shard-000000.tar").write_bytes((copied / "shard-000000.tar").read_bytes()[:-1024])
     shard, sample = all_samples(copied)[7]
-    change_bytes(shard, lambda data: flip_byte(data, sample.offset + sample.size - 40))(copied)
+    change_bytes(shard, lambda data: flip(data, [sample.offset + sample.size - 40]))(copied)
     change_description(classes=["down", "left"])(copied)
     code, said = check(copied, capsys, "--decode", "0")
     assert code == 1
@@ -54,13 +56,9 @@ def change_table(name: str, column: str, row: int = 4) -> Edit:
 
     def changed(data: bytes) -> bytes:
         rows = np.load(io.BytesIO(data))
-        return flip_byte(data, len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize)
+        return flip(data, [len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize], 1)
 
     return change_bytes(f"{name}-*.npy", changed)
-
-
-def flip_byte(data: bytes, place: int) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
 def change_lines(change: Callable[[list[bytes]], list[bytes]]) -> Edit:
@@ -95,11 +93,25 @@ def remove(pattern: str) -> Edit:
     return lambda folder: sorted(folder.glob(pattern))[-1].unlink()
 
 
+def swap(lines: list[bytes]) -> list[bytes]:
+    return [lines[1], lines[0], *lines[2:]]
+
+
+def link_to_itself(folder: Path) -> None:
+    (folder / "dataset.json").unlink()
+    (folder / "dataset.json").symlink_to("dataset.json")
+
+
+HUGE = b"\x80\0\0\0\x7f" + b"\xff" * 7  # bytes of a tar's member, in base 256
 EDITS: dict[str, Edit] = {
     **{f"samples: {name}": change_table("samples", name) for name in SAMPLE.names or ()},
     **{f"shards: {name}": change_table("shards", name, 1) for name in SHARD.names or ()},
     **{f"gops: {name}": change_table("gops", name) for name in GOP.names or ()},
     "names: a key": change_bytes("names-*", lambda data: data.replace(b"video_000004", b"video_000009")),
+    "names: lines swapped": change_bytes("names-*", lambda data: b"".join(swap(data.splitlines(keepends=True)))),
+    "names: overwritten": change_bytes("names-*", lambda data: data[:20] + bytes(range(80)) + data[100:]),
+    "samples: 10^20 rows": change_bytes("samples-*", lambda data: data.replace(b"(9,)", b"(9" + b"9" * 20 + b",)")),
+    "samples: zeros": change_bytes("samples-*", lambda data: data[:-600] + bytes(600)),
     "names: a source": change_bytes("names-*", lambda data: data.replace(b"left/", b"LEFT/", 1)),
     **{f"{name}: cut": change_bytes(f"{name}-*", lambda data: data[:-1]) for name in ("samples", "shards", "gops")},
     **{f"{name}: gone": remove(f"{name}-*") for name in ("samples", "shards", "gops", "names")},
@@ -113,31 +125,52 @@ EDITS: dict[str, Edit] = {
     },
     "line: gone": change_lines(lambda lines: lines[:-1]),
     "line: twice": change_lines(lambda lines: [*lines, lines[0]]),
-    "lines: in another order": change_lines(lambda lines: [lines[1], lines[0], *lines[2:]]),
+    "lines: in another order": change_lines(swap),
+    "line: blank": change_lines(lambda lines: [lines[0], b"\n", *lines[1:]]),
+    "line: a byte order mark": change_lines(lambda lines: [b"\xef\xbb\xbf" + lines[0], *lines[1:]]),
     "line: broken": change_lines(lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]]),
-    "tar: a byte of a video": change_bytes("*1.tar", lambda data: flip_byte(data, 3000)),
+    "tar: a byte of a video": change_bytes("*1.tar", lambda data: flip(data, [3000])),
     "tar: a label": change_bytes("*.tar", lambda data: data.replace(b'"labels": [', b'"labels": [1', 1)[: len(data)]),
     "tar: the name of a member": change_bytes("*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)),
     "tar: cut": change_bytes("*.tar", lambda data: data[:-512]),
     "tar: longer": change_bytes("*.tar", lambda data: data + bytes(512)),
+    "tar: gone": remove("*.tar"),
+    "tar: a member of 8 EiB": change_bytes("*.tar", lambda data: data[:124] + HUGE + data[124 + len(HUGE) :]),
     "tar: of another shard": lambda folder: shutil.copy(folder / "shard-000000.tar", folder / "shard-000002.tar"),
     "table of a shard: gone": remove("*.samples.jsonl"),
     "description: classes in another order": change_description(classes=["left", "down", "right"]),
     "description: samples": change_description(num_samples=8),
+    "description: a huge count": change_description(num_samples=10**30),
+    "description: one class": change_description(classes=["a"]),
+    "description: another report": change_description(report={}),
+    "description: gone": remove("dataset.json"),
+    "description: a link to itself": link_to_itself,
+    "description: in UTF-16": change_bytes("dataset.json", lambda data: data.decode().encode("utf-16")),
+    "description: nested too deep": change_bytes("dataset.json", lambda data: data[:-2] + b',"a":' + b"[" * 10**5),
     "description: strides": change_description(frame_strides=[2, 4]),
     "description: settings": change_description(encode={}),
 }  # fmt: skip
 
 
+def read_all(shards: Path) -> list[object]:
+    """Return the samples that the loader does not pass over."""
+    return [sample for sample in ShardDataset.open(shards).samples if not sample.problem]
+
+
 @pytest.mark.parametrize("edit", EDITS)
-def test_any_single_edit_is_found(copied: Path, capsys: pytest.CaptureFixture[str], edit: str) -> None:
+def test_any_single_edit_is_found_and_never_misread(
+    copied: Path, capsys: pytest.CaptureFixture[str], edit: str
+) -> None:
+    intact = read_all(copied)
     EDITS[edit](copied)
     try:
-        code, said = check(copied, capsys, "--decode", "0")
+        code, said = check(copied, capsys, "--decode", "1")
     except InputError as error:
         code, said = 1, str(error)
     assert code == 1
     assert said.count("\n") < 20
+    with contextlib.suppress(InputError):
+        assert all(sample in intact for sample in read_all(copied))
 
 
 def test_what_decodes_is_compared(copied: Path) -> None:

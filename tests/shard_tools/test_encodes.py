@@ -9,10 +9,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from shard_making import read_numbers
+from shard_making import read_numbers, store
 
 from shard_tools.encoding.codecs import CODECS, TUNES
-from shard_tools.encoding.encode import StoredVideo, store_video
 from shard_tools.settings import Settings
 
 
@@ -21,15 +20,11 @@ def source(generate) -> Path:
     return generate("--num-frames", "80", "--size", "128x96")
 
 
-def made(source: Path, folder: Path, **settings: object) -> StoredVideo:
-    return store_video(source, folder / "stored", Settings(**settings))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_codec_keeps_frames_order_and_groups_alike_again(source: Path, tmp_path: Path, codec: str) -> None:
-    one = made(source, tmp_path, encode=codec, gop=6)
+def test_every_codec_keeps_frames_order_and_groups_alike_again(source: Path, codec: str) -> None:
+    one = store(source, encode=codec, gop=6)
     video = one.path.read_bytes()
-    assert made(source, tmp_path, encode=codec, gop=6).path.read_bytes() == video
+    assert store(source, encode=codec, gop=6).path.read_bytes() == video
     # SVT-AV1 makes the process a real-time one where root runs it: a few workers then take a whole machine.
     threads = [int(name) for name in os.listdir("/proc/self/task")]
     assert os.SCHED_FIFO not in {os.sched_getscheduler(thread) for thread in threads}
@@ -47,13 +42,13 @@ def test_every_codec_keeps_frames_order_and_groups_alike_again(source: Path, tmp
     assert len(packets) == 20, "hidden frames are stored"
 
 
-def test_h264_is_the_same_on_every_processor(generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h264_is_the_same_on_every_processor(generate, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [generate("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)]
-    bytes_here = [made(source, tmp_path).path.read_bytes() for source in sources]
+    bytes_here = [store(source).path.read_bytes() for source in sources]
     usual = CODECS["h264"]
     without_vectors = usual.options | {"x264-params": usual.options["x264-params"] + ":asm=0"}
     monkeypatch.setitem(CODECS, "h264", replace(usual, options=without_vectors))
-    assert [made(source, tmp_path).path.read_bytes() for source in sources] == bytes_here
+    assert [store(source).path.read_bytes() for source in sources] == bytes_here
 
 
 def read_pictures(path: Path, skip_loop_filter: str) -> list[np.ndarray]:
@@ -65,8 +60,8 @@ def read_pictures(path: Path, skip_loop_filter: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("tune", TUNES)
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_tune_decode_stores_unfiltered_pictures(source: Path, tmp_path: Path, codec: str, tune: str) -> None:
-    path = made(source, tmp_path, encode=codec, tune=tune).path
+def test_tune_decode_stores_unfiltered_pictures(source: Path, codec: str, tune: str) -> None:
+    path = store(source, encode=codec, tune=tune).path
     filtered = zip(read_pictures(path, "none"), read_pictures(path, "all"), strict=True)
     assert all(np.array_equal(usual, skipped) for usual, skipped in filtered) == (tune == "decode")
     if codec == "h264":  # x264 tells its settings in the stream
@@ -85,9 +80,9 @@ def test_tune_is_recorded_where_it_has_an_effect_with_its_quality() -> None:
 PEAK_MEMORY = """
 import sys
 from pathlib import Path
-from shard_tools.encoding.encode import store_video
+from shard_tools.encoding.encode import store_segments
 from shard_tools.settings import Settings
-store_video(Path(sys.argv[1]), Path(sys.argv[2]), Settings(frame_stride=1))
+list(store_segments(Path(sys.argv[1]), {Path(sys.argv[2]): None}, Settings(frame_stride=1)))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

@@ -80,15 +80,12 @@ def test_parts_with_several_workers_give_the_same_bytes_and_the_last_one_complet
 def test_a_torn_staged_result_is_made_again(
     videos: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class PowerCutError(Exception):
-        pass
-
     def cut(*_: object) -> None:
-        raise PowerCutError
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("shard_tools.build.write_shard", cut)
-        with pytest.raises(PowerCutError):
+        with pytest.raises(KeyboardInterrupt):
             make(videos, tmp_path, *THREE)
     staged = sorted((tmp_path / ".work" / "items").glob("*/*.mp4"))
     assert len(staged) >= 3
@@ -212,17 +209,10 @@ def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: P
     assert first <= sources("validation")
     assert not sources("validation") & sources("train")
     assert read_dataset_info(tmp_path / "out/train").classes == ["down", "left", "right"]
-    (alone,) = (few / source for source in sorted(first)[:1])
-    with pytest.raises(InputError, match=r"--hold-out leaves no video for train"):
-        make(alone, tmp_path / "none", "--hold-out", "0.1")
     with pytest.raises(InputError, match=r"down/video_000002\.mp4 has no group by --group-by folder:2"):
         make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "folder:2")
-    with pytest.raises(InputError, match="--group-by is person: give folder:1"):
-        make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "person")
     with pytest.raises(InputError, match="was on both sides of an earlier run"):
         make(few, tmp_path / "out", "--hold-out", "0.4", "--group-by", "name:video")
-    with pytest.raises(InputError, match="--hold-out is a share between 0 and 1"):
-        make(few, tmp_path / "none", "--hold-out", "20")
     assert not (tmp_path / "none").exists()
 
 

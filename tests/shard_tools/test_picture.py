@@ -1,6 +1,5 @@
 """Sources of every kind come out upright, progressive, on time and in the right colors."""
 
-from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,12 @@ import av
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
-from shard_making import decode, read_frame_number, read_numbers
+from shard_making import decode, read_frame_number, read_numbers, store, write_video
 
 from pipeline.decoding.sources import decode_frames
 from shard_tools.encoding.codecs import CODECS
-from shard_tools.encoding.encode import StoredVideo, store_video
+from shard_tools.encoding.encode import StoredVideo
 from shard_tools.encoding.picture import FrameConverter, UnusableError
-from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import draw_frame_number, make_texture
 
 
@@ -28,36 +26,9 @@ def numbered(number: int, width: int = 96, height: int = 64) -> np.ndarray:
     return frame
 
 
-def write(
-    path: Path,
-    frames: Iterable[np.ndarray],
-    codec: str = "libx264",
-    pixel_format: str = "yuv420p",
-    times_ms: list[int] | None = None,
-    options: dict[str, str] | None = None,
-    **context: Any,
-) -> Path:
-    """Encode frames uint8 [H, W, 3] at 25 fps, or shown at `times_ms`; `context` sets the codec context's fields."""
-    with av.open(str(path), "w", options={"avoid_negative_ts": "disabled"}) as output:
-        options = {"bf": "0", "crf": "6", "g": "8"} | (options or {})
-        stream: Any = output.add_stream(codec, rate=25, options=options)
-        for number, picture in enumerate(frames):
-            if not number:
-                height, width = picture.shape[:2]
-                fields = {"height": height, "width": width, "pix_fmt": pixel_format, "time_base": Fraction(1, 1000)}
-                for name, value in (fields | context).items():
-                    setattr(stream.codec_context, name, value)
-            frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pixel_format)
-            frame.time_base = Fraction(1, 1000)
-            frame.pts = 40 * number if times_ms is None else times_ms[number]
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-    return path
-
-
 def stored(path: Path, **settings: Any) -> StoredVideo:
     """What is made of `path`; by default every frame at high quality."""
-    return store_video(path, path.with_name("stored"), Settings(**({"frame_stride": 1, "quality": 4} | settings)))
+    return store(path, **({"frame_stride": 1, "quality": 4} | settings))
 
 
 def ffmpegs_rgb(path: Path) -> np.ndarray:
@@ -91,7 +62,7 @@ COLORS = {
 def test_colors_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> None:
     codec, pixel_format, context = COLORS[kind]
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
-    path = write(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
+    path = write_video(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
     expected = ffmpegs_rgb(path).astype(float)
     found = ffmpegs_rgb(stored(path, encode=encode, quality=2).path).astype(float)
     difference = (found - expected)[16:, 24:]  # below and beside the number, whose edges lose color detail
@@ -137,7 +108,7 @@ def test_chroma_is_stored_where_decoders_expect_it(codec: str, place: float, sid
 @pytest.mark.parametrize("kind", UPRIGHT)
 def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     change, matrix = UPRIGHT[kind]
-    path = write(tmp_path / "in.mp4", [np.ascontiguousarray(change(numbered(number))) for number in range(5)])
+    path = write_video(tmp_path / "in.mp4", [np.ascontiguousarray(change(numbered(number))) for number in range(5)])
     patch_display_matrix(path, matrix)
     made = stored(path)
     assert (made.width, made.height) == (96, 64)
@@ -165,7 +136,7 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
 )
 def test_sizes(tmp_path: Path, size: tuple[int, int], aspect: Fraction, expected: tuple[int, int]) -> None:
     options = {"pixel_format": "yuv444p"} if size[0] % 2 else {}
-    path = write(tmp_path / "in.mp4", [numbered(0, *size)] * 2, sample_aspect_ratio=aspect, **options)
+    path = write_video(tmp_path / "in.mp4", [numbered(0, *size)] * 2, sample_aspect_ratio=aspect, **options)
     made = stored(path)
     assert (made.width, made.height) == expected
     assert decode(made.path)[0].shape == (expected[1], expected[0], 3)
@@ -196,7 +167,7 @@ def test_clocks_are_kept(tmp_path: Path, kind: str) -> None:
     """A pause lasts as long: a tick without a frame repeats the last one."""
     times, fps = CLOCKS[kind]
     path = tmp_path / ("in.mp4" if kind == "some of 25 are missing" else "in.mkv")
-    made = stored(write(path, map(numbered, range(len(times))), times_ms=times), frame_stride=3)
+    made = stored(write_video(path, map(numbered, range(len(times))), times_ms=times), frame_stride=3)
     assert made.fps == pytest.approx(fps / 3, rel=2e-3)
     assert made.num_frames == -(-(round((times[-1] - times[0]) * fps / 1000) + 1) // 3)
     assert read_numbers(made.path) == shown_at(times, fps, 3, made.num_frames)
@@ -204,7 +175,7 @@ def test_clocks_are_kept(tmp_path: Path, kind: str) -> None:
 
 def test_clocks_that_jump_or_begin_again_are_not_believed(tmp_path: Path) -> None:
     times = [time + 3_600_000 * (time >= 800) for time in EVEN]
-    jumps = write(tmp_path / "in.mkv", map(numbered, range(40)), times_ms=times)
+    jumps = write_video(tmp_path / "in.mkv", map(numbered, range(40)), times_ms=times)
     again = joined(tmp_path, [numbered(n) for n in range(20)], [numbered(n) for n in range(20, 40)])
     for path in (jumps, again):
         assert read_numbers(stored(path, frame_stride=4).path) == list(range(0, 40, 4))
@@ -214,7 +185,7 @@ def test_clocks_that_jump_or_begin_again_are_not_believed(tmp_path: Path) -> Non
 def test_a_stream_that_begins_in_a_group_begins_with_its_first_picture(tmp_path: Path, gap: int) -> None:
     """With `gap`, three frames are missing later, so that times count."""
     frames = [number for number in range(40) if not 30 <= number < 30 + gap]
-    path = write(
+    path = write_video(
         tmp_path / "in.ts", map(numbered, frames), times_ms=[40 * n for n in frames],
         options={"g": "16", "sc_threshold": "0"},
     )  # fmt: skip
@@ -234,7 +205,7 @@ def with_exif(jpeg: bytes, orientation: int) -> bytes:
 def jpegs(folder: Path, count: int, orientation: int) -> list[bytes]:
     """Pictures of a camera that stores how it was held: orientation 6 is to be turned right."""
     frames = [np.ascontiguousarray(np.rot90(numbered(n), orientation == 6)) for n in range(count)]
-    path = write(folder / "jpegs.avi", frames, "mjpeg", "yuvj420p", options={"qmin": "1", "qmax": "2"})
+    path = write_video(folder / "jpegs.avi", frames, "mjpeg", "yuvj420p", options={"qmin": "1", "qmax": "2"})
     with av.open(str(path)) as container:
         return [with_exif(bytes(packet), orientation) for packet in container.demux(video=0) if packet.size]
 
@@ -256,7 +227,7 @@ def joined(folder: Path, *parts: list[np.ndarray]) -> Path:
     with path.open("wb") as file:
         for frames in parts:
             options = {"qmin": "2", "qmax": "2"}
-            part = write(folder / "part.mpg", frames, "mpeg2video", options=options, time_base=Fraction(1, 25))
+            part = write_video(folder / "part.mpg", frames, "mpeg2video", options=options, time_base=Fraction(1, 25))
             file.write(part.read_bytes())
     return path
 
@@ -295,7 +266,7 @@ def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
         draw_frame_number(frame, number)
         frames.append(frame)
     options = {"x264-params": "tff=1", "flags": "+ilme+ildct"}
-    path = write(tmp_path / "in.mp4", frames, options=options)
+    path = write_video(tmp_path / "in.mp4", frames, options=options)
     assert np.mean([combing(frame) for frame in decode(path)]) > 1.3
     with pytest.raises(UnusableError, match="it is interlaced, which copies stay: leave out --encode copy"):
         stored(path, encode="copy")

@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,20 @@ from typing import Any
 import av
 import pytest
 from PIL import Image
-from shard_making import all_samples, decode, hashes, make, numbers_of, read_numbers, run_here, write_noise
-from test_picture import numbered, write
+from shard_making import (
+    all_samples,
+    collect,
+    decode,
+    flip,
+    hashes,
+    make,
+    numbers_of,
+    read_numbers,
+    run_here,
+    write_noise,
+    write_video,
+)
+from test_picture import numbered
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
@@ -33,15 +45,10 @@ def video(generate) -> Path:
     return generate("--num-frames", str(NUM_FRAMES))
 
 
-def collect(path: Path, segments: list[Segment | None], labels: list[str] | None = None) -> Inputs:
-    inputs = Inputs()
-    names = labels or ["run"] * len(segments)
-    inputs.add(
-        Item("a.mp4", str(path), (name,), path.stat().st_size, segment=segment)
-        for segment, name in zip(segments, names, strict=True)
-    )
-    inputs.deduplicate(unlabeled=False)
-    return inputs
+def cut(path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")) -> Inputs:
+    size = path.stat().st_size
+    pairs = zip(segments, labels, strict=False)
+    return collect(Item("a.mp4", str(path), (name,), size, segment=segment) for segment, name in pairs)
 
 
 def build(inputs: Inputs, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
@@ -82,7 +89,7 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     opened = Counter[str]()
     read_frames = source.read_frames
     monkeypatch.setattr(source, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
-    build(collect(video, [*FRAMES, *REJECTED]), tmp_path)
+    build(cut(video, [*FRAMES, *REJECTED]), tmp_path)
     assert numbers_of(tmp_path, "segment") == {str(segment): list(frames) for segment, frames in FRAMES.items()}
     assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
     assert opened["video"] == 1 + len(FRAMES), "it is decoded once for all, and what is stored"
@@ -92,9 +99,9 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     dataset = ShardDataset.open(tmp_path)
     assert {sample.segment for sample in dataset.samples} == {str(segment) for segment in FRAMES}
     with pytest.raises(InputError, match="--encode copy keeps whole videos"):
-        build(collect(video, [Segment(0, 1)]), tmp_path / "copy", encode="copy")
+        build(cut(video, [Segment(0, 1)]), tmp_path / "copy", encode="copy")
     assert not list((tmp_path / "copy").rglob("*.tar"))
-    build(collect(video, [Segment(3, 20, True), Segment(4, 19, True)]), tmp_path / "stride", frame_stride=4)
+    build(cut(video, [Segment(3, 20, True), Segment(4, 19, True)]), tmp_path / "stride", frame_stride=4)
     found = numbers_of(tmp_path / "stride", "segment")
     assert found == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}, "counted from its start"
 
@@ -102,7 +109,7 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
 def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shard_tools.encoding.encode.MAX_OPEN", 2)
     segments = [Segment(0, 1), Segment(0, 1), Segment(0, 2), Segment(0, 1), None, Segment(0.1, 2.9)]
-    build(collect(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
+    build(cut(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
     found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
     assert found == {"": (0,), "t=0,1": (0,), "t=0,1;2": (0,), "t=0,1;3": (1,), "t=0,2": (0,), "t=0.1,2.9": (0,)}
     assert {name: len(frames) for name, frames in numbers_of(tmp_path, "segment").items()} == {
@@ -114,7 +121,7 @@ def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, mo
 def test_interruptions_and_additions_change_nothing(
     video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = collect(video, [Segment(start / 10, start / 10 + 0.5) for start in range(20)])
+    inputs = cut(video, [Segment(start / 10, start / 10 + 0.5) for start in range(20)])
     build(inputs, tmp_path / "whole", samples_per_shard=3)
 
     def stop_early(function: Any, jobs: Any) -> Any:
@@ -170,7 +177,7 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
             function(replace(job, entries=dict(islice(job.entries.items(), 2))))
             yield job, "it made no progress for 9 seconds: raise --timeout"
 
-    whole = collect(video, [None])
+    whole = cut(video, [None])
     build(whole, tmp_path, jobs=stop_late, clip_seconds=1)
     pieces = {"t=0,1": range(30), "t=1,2": range(30, 60), "t=2,inf": range(60, 90)}
     found = numbers_of(tmp_path, "segment")
@@ -181,9 +188,9 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
 
 def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) -> None:
     times_ms = [0, 40, 80, 120, 1000, 1040, 1080, 1120, 2000, 2040]
-    path = write(tmp_path / "a.mkv", map(numbered, range(10)), times_ms=times_ms)
+    path = write_video(tmp_path / "a.mkv", map(numbered, range(10)), times_ms=times_ms)
     segments = [Segment(1.0, 1.12), Segment(4, 8, in_frames=True), Segment(0.5, 1.04)]
-    build(collect(path, segments), tmp_path / "out")
+    build(cut(path, segments), tmp_path / "out")
     found = numbers_of(tmp_path / "out", "segment")
     assert found["t=1,1.12"] == [4, 5, 6]
     assert list(dict.fromkeys(found["frames=4,8"])) == [4, 5, 6, 7]
@@ -215,9 +222,7 @@ def damage_packet(path: Path) -> None:
     data, start = bytearray(path.read_bytes()), place[0] or 0
     if data[:1] == b"G":  # a transport stream: a packet of it is lost
         del data[start // 188 * 188 + 376 :][:188]
-    for at in range(start + min(40, place[1] // 2), start + place[1], 3):
-        data[at] ^= 255
-    path.write_bytes(data)
+    path.write_bytes(flip(data, range(start + min(40, place[1] // 2), start + place[1], 3)))
 
 
 @pytest.mark.parametrize("b_frames", [0, 2])

@@ -7,11 +7,11 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from shard_making import hashes, make
+from shard_making import collect, hashes, make
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.inputs import Inputs, Item, Segment, TarMember
+from shard_tools.inputs import Item, Segment, TarMember
 from shard_tools.plan import Plan, assign_shards, save_plan, shuffle_key, split_videos
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
@@ -19,13 +19,6 @@ from shard_tools.work import Entry
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
 LAST = "\U0001f3a6.mp4"
-
-
-def collect(items: list[Item], unlabeled: bool = False) -> Inputs:
-    inputs = Inputs()
-    inputs.add(items)
-    inputs.deduplicate(unlabeled)
-    return inputs
 
 
 def test_sources_come_complete_and_in_the_order_of_their_characters_those_that_are_not_utf_8_last() -> None:
@@ -76,9 +69,7 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> Non
     peaks = []
     for count in (1_000, 20_000):
         tracemalloc.start()
-        inputs = Inputs()
-        inputs.add(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
-        inputs.deduplicate(unlabeled=False)
+        inputs = collect(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
         inputs.compare((), ())
         save_plan(tmp_path / "plan.jsonl", split_videos(inputs.new(), Settings()), Settings(), [], {}, 0)
         assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_making import all_samples, make
-from test_picture import write
+from shard_making import all_samples, make, write_video
 
 from shard_tools.splits import SHARED_FILE, choose_held_out, parse_group_by
 
@@ -70,4 +69,4 @@ def write_scene(path: Path, scene: int | None, brightness: int) -> None:
     frames = np.tile((picture + brightness).astype(np.uint8), (20, 1, 1, 1))
     for number, frame in enumerate(frames):
         frame[40:46, 4 * number : 4 * number + 6] = 250
-    write(path, frames)
+    write_video(path, frames)

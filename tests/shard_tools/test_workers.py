@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import hashes, list_segments, make, run_here
+from shard_making import hashes, list_segments, make, make_folder, run_here
 
 from common.errors import InputError
 from shard_tools import make_shards
@@ -120,15 +120,11 @@ def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(workers: None, vi
 
 @pytest.mark.slow  # 30 s: Ray takes many seconds to see that a process has died
 def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
-    def act_there(job: str) -> str:  # in here, since the cluster's processes cannot import this file
-        if job == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if job == "hang":
-            time.sleep(1000)
-        return job.upper()
+    from ray import cloudpickle
 
-    results = dict(run_jobs(RayCluster, act_there, ["a", "crash", "b"], 2, 60))
-    results |= dict(run_jobs(RayCluster, act_there, ["hang"], 2, 5))
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which the cluster's processes cannot import
+    results = dict(run_jobs(RayCluster, act, ["a", "crash", "b"], 2, 60))
+    results |= dict(run_jobs(RayCluster, act, ["hang"], 2, 5))
     died = "the process that worked on it died, or made no progress for {} seconds"
     assert results == {"a": "A", "b": "B", "crash": died.format(60), "hang": died.format(5)}
 
@@ -209,9 +205,8 @@ def in_clean_process(function: Callable[..., Any], *arguments: object) -> Any:
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three videos, a file that is none, and a list of segments of them all with several labels."""
     folder = tmp_path_factory.mktemp("few")
-    for path in sorted(videos.rglob("*.mp4"))[:3]:
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "text.mp4").write_text("no video")
+    three = {path.name: path.read_bytes() for path in sorted(videos.rglob("*.mp4"))[:3]}
+    make_folder(folder, three | {"text.mp4": "no video"})
     list_segments(folder, folder / "list.json")
     return folder
 
