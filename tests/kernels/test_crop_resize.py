@@ -115,14 +115,11 @@ def test_a_color_matrix_undoes_the_definition_of_its_standard(colorspace, full_r
 def scale_with_ffmpeg(planes, box, size, colorspace, full_range, bits, siting, flip):
     """What FFmpeg's scaler makes of the crop, which is cut out here: FFmpeg's crop moves chroma at odd offsets."""
     x, y, w, h = box
-    frame = VideoFrame(w, h, "yuv420p" if bits == 8 else f"yuv420p{bits}le")
-    for number, (plane, (rows, columns)) in enumerate(zip(planes, plane_shapes(h, w), strict=True)):
-        target = frame.planes[number]
-        top, left = (y // 2, x // 2) if number else (y, x)
-        samples = plane[top : top + rows, left : left + columns].numpy().astype(np.uint8 if bits == 8 else "<u2")
-        padded = np.zeros((rows, target.line_size), np.uint8)
-        padded[:, : columns * samples.itemsize] = samples.view(np.uint8)
-        target.update(padded.tobytes())
+    shown = zip(planes, (1, 2, 2), plane_shapes(h, w), strict=True)
+    crops = [plane[y // step :, x // step :][:rows, :columns] for plane, step, (rows, columns) in shown]
+    samples = torch.cat([crop.flatten() for crop in crops]).view(-1, w).numpy()
+    kind, name = (np.uint8, "yuv420p") if bits == 8 else (np.uint16, f"yuv420p{bits}le")
+    frame = VideoFrame.from_ndarray(samples.astype(kind), name)
     # In 1/256 pixels. At an odd offset, the first sample lies a pixel before the crop.
     right, below = (round(256 * (offset - start % 2)) for offset, start in zip(SITING[siting], (x, y), strict=True))
     graph = Graph()

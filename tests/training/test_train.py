@@ -12,6 +12,7 @@ import pytest
 import torch
 from made_videos import broken_copy, encode, write_shards
 from runs import is_same, load_weights, read_rows, saved_steps
+from torchrun import wait_for
 
 from common.errors import InputError
 from model.weights import pretrained
@@ -81,10 +82,7 @@ def test_checkpoints_plots_and_report_come_by_time(arguments, synthetic_shards, 
 
 def test_sigterm_saves_and_stops_with_exit_code_130(tiny_run, arguments, tmp_path):
     process = start([*arguments, "steps=1000"], tmp_path)
-    deadline = time.monotonic() + 120
-    while not read_rows(tmp_path / "run"):
-        assert time.monotonic() < deadline, (tmp_path / "err").read_text()
-        time.sleep(0.002)
+    assert wait_for(lambda: bool(read_rows(tmp_path / "run")), 120), (tmp_path / "err").read_text()
     process.terminate()
     code, said = forked.wait(process, 60), (tmp_path / "err").read_text()
     assert code == 130, said
@@ -98,10 +96,9 @@ def test_after_kills_at_random_moments_a_run_ends_with_the_same_weights(tiny_run
     run, dice = tmp_path / "run", random.Random(kills)
     for _ in range(kills):
         process = start([*arguments, "checkpoint_every=1"], tmp_path)
-        steps, deadline = len(read_rows(run)), time.monotonic() + 120
-        while process.is_alive() and len(read_rows(run)) <= steps:
-            assert time.monotonic() < deadline, (tmp_path / "err").read_text()
-            time.sleep(0.002)
+        steps = len(read_rows(run))
+        logged = wait_for(lambda p=process, n=steps: not p.is_alive() or len(read_rows(run)) > n, 120)
+        assert logged, (tmp_path / "err").read_text()
         time.sleep(dice.uniform(0, 0.1))  # a step and its checkpoint take about so long
         process.kill()
         process.join()
