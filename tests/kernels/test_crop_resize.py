@@ -47,20 +47,12 @@ def noise(height, width, bits=8):
 
 def mixed_clips():
     """Frames of two sizes and depths, in another order than they are packed in, one of them twice, one at odd bytes."""
-    frames = [*(noise(33, 51) for _ in range(2)), noise(24, 20, bits=10)]
-    chunks = [pack(frame, bits) for frame, bits in zip(frames, (8, 8, 10), strict=True)]
-    gap = torch.zeros(1, dtype=torch.uint8)
-    first, second = 0, len(chunks[0]) + 1
-    third = second + len(chunks[1])
-    return DecodedClips(
-        torch.cat([chunks[0], gap, *chunks[1:]]),
-        torch.tensor([[second, first], [third, third]]),
-        torch.tensor([[33, 51, 1], [24, 20, 2]], dtype=torch.int32),
-        torch.tensor([[11, 5, 40, 28], [3, 7, 9, 11]], dtype=torch.int32),
-        torch.tensor([True, False]),
-        torch.stack([color_matrix("bt709", False, 8), color_matrix("bt2020nc", True, 10)]),
-        torch.tensor([SITING["left"], SITING["top left"]]),
-    )
+    one = one_clip(noise(33, 51), (11, 5, 40, 28), color_matrix("bt709", False, 8), "left", flip=True)
+    other = one_clip(noise(24, 20, 10), (3, 7, 9, 11), color_matrix("bt2020nc", True, 10), "top left", bits=10)
+    planes = torch.cat([one.planes, torch.zeros(1, dtype=torch.uint8), pack(noise(33, 51)), other.planes])
+    second, third = len(one.planes) + 1, len(planes) - len(other.planes)
+    both = DecodedClips(*map(torch.cat, zip(one, other, strict=True)))
+    return both._replace(planes=planes, offsets=torch.tensor([[second, 0], [third, third]]))
 
 
 def test_triton_gives_what_the_reference_gives(device):
