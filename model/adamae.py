@@ -55,10 +55,6 @@ class AdaMAE(nn.Module):
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
-    def no_weight_decay(self) -> set[str]:
-        """Name the parameters that are positions or a token, which are not decayed."""
-        return {name for name, _ in self.named_parameters() if name.endswith(("positions", "mask_token"))}
-
     def forward(self, clip: Clip, seed: Seed, offset: Seed) -> Output:
         """Mask tokens, predict them, compare.
 

@@ -42,9 +42,6 @@ class VideoClassifier(nn.Module):
         """Compute the input of the last linear layer."""
         return self.norm(encode(self, clip, ids).pooled)
 
-    def no_weight_decay(self) -> set[str]:
-        return set()  # its positions are no parameters
-
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
         load_weights(self, state_dict, ("tokenizer.", "encoder.blocks."))
@@ -89,9 +86,6 @@ class Probe(nn.Module):
         if "encoder.norm.weight" not in state_dict:
             raise InputError("a probe needs a pre-trained encoder, and these weights are a classifier's")
         load_weights(self, state_dict, ("tokenizer.", "encoder."))
-
-    def no_weight_decay(self) -> set[str]:
-        return {"pool.latent"}
 
 
 def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:

@@ -8,16 +8,19 @@ from torch import Tensor, nn
 
 from training.config import OptimizerConfig
 
+NOT_DECAYED = (".positions", ".latent")  # of the token sampler, and the query of an attentive probe
+
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, no_decay: set[str], scale_lr: Callable[[str], float] = lambda name: 1.0
+    model: nn.Module, weight_decay: float, scale_lr: Callable[[str], float] = lambda name: 1.0
 ) -> list[dict[str, Any]]:
-    """Group parameters by weight decay, which biases, norms and those in `no_decay` have none of, and by the factor
-    `lr_scale` of their learning rate. timm.optim has the same for models of its own, and takes seconds to import."""
+    """Group parameters by weight decay, which vectors (biases, norms, the mask token) and NOT_DECAYED have none of, and
+    by the factor `lr_scale` of their learning rate. timm.optim has the same for models of its own, and takes seconds to
+    import."""
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decay = 0.0 if parameter.ndim <= 1 or name.endswith(".bias") or name in no_decay else weight_decay
+            decay = 0.0 if parameter.ndim <= 1 or name.endswith(NOT_DECAYED) else weight_decay
             key = decay, scale_lr(name)
             group = groups.setdefault(key, {"params": [], "weight_decay": key[0], "lr_scale": key[1]})
             group["params"].append(parameter)

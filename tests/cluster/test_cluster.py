@@ -39,30 +39,22 @@ POD = KUBERNETES["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["s
 POD_VARIABLES = {variable["name"]: variable.get("value", "") for variable in POD["env"]}
 
 
-class Launched:
-    """One of the commands at work, in a process group of its own."""
-
-    def __init__(self, command: list[str], run: Path, log: Path, **environment: str) -> None:
-        self._run, self._log = run, log
-        path = f"{environment.get('FAKES', '')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        everything = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
-        self.process = subprocess.Popen(
-            command, stdout=log.open("wb"), stderr=subprocess.STDOUT, env=everything, cwd=ROOT, start_new_session=True
-        )
-
-    def stop_at(self, step: int, number: int) -> int:
-        """Signal the launched process when this step is over; its exit code."""
-        assert wait_for(lambda: len(read_rows(self._run)) >= step or self.process.poll() is not None, 200)
-        assert self.process.poll() is None, self._log.read_text()
-        self.process.send_signal(number)
-        return self.end()
-
-    def end(self) -> int:
-        try:
-            return self.process.wait(200)
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
+def launch(command: list[str], run: Path, log: Path, stop_at: int = 0, number: int = 0, **environment: str) -> int:
+    """Run one of the commands, which is sent the signal `number` when the step `stop_at` is over; its exit code."""
+    path = f"{environment.get('FAKES', '')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    everything = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
+    process = subprocess.Popen(
+        command, stdout=log.open("wb"), stderr=subprocess.STDOUT, env=everything, cwd=ROOT, start_new_session=True
+    )
+    try:
+        if stop_at:
+            assert wait_for(lambda: len(read_rows(run)) >= stop_at or process.poll() is not None, 200)
+            assert process.poll() is None, log.read_text()
+            process.send_signal(number)
+        return process.wait(200)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -78,11 +70,9 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
         (fakes / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (fakes / name).chmod(0o755)
     port = str(free_port() % 20_000)
-    slurm = Launched(
-        ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"], run, tmp_path / "slurm.log",
-        FAKES=str(fakes), SLURM_JOB_ID=port, SLURM_JOB_NODELIST="two nodes", SLURM_NNODES="1", SLURM_CPUS_PER_TASK="2",
-    )  # fmt: skip
-    assert slurm.stop_at(2, signal.SIGUSR1) != 0
+    job = {"SLURM_JOB_ID": port, "SLURM_JOB_NODELIST": "two nodes", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "2"}
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"]
+    assert launch(command, run, tmp_path / "slurm.log", 2, signal.SIGUSR1, FAKES=str(fakes), **job) != 0
     assert (fakes / "requeued").read_text().split() == [port]
     by_slurm = saved_steps(run)[-1]
     assert 2 <= by_slurm < STEPS, (tmp_path / "slurm.log").read_text()
@@ -90,8 +80,8 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     alone = {"NODES": "1", "PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
     command = [part.replace("29500", str(free_port())) for part in POD["command"]]
     command += [*settings, "batch_size=4"]
-    pod = Launched(command, run, tmp_path / "kubernetes.log", **{**POD_VARIABLES, **alone})
-    assert pod.stop_at(by_slurm + 2, signal.SIGTERM) != 0
+    pod = {**POD_VARIABLES, **alone}
+    assert launch(command, run, tmp_path / "kubernetes.log", by_slurm + 2, signal.SIGTERM, **pod) != 0
     by_kubernetes = saved_steps(run)[-1]
     assert by_slurm < by_kubernetes < STEPS, (tmp_path / "kubernetes.log").read_text()
 
@@ -100,11 +90,9 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     shutil.copy(run / "config.yaml", config)
     given = {"CONFIG": str(config), "SHARDS": str(synthetic_shards), "RUN": str(run), "PYTHON": sys.executable}
     machines = {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
-    script = SKYPILOT["run"].replace("29500", str(free_port()))
-    sky = Launched(
-        ["bash", "-c", script], run, tmp_path / "sky.log", **{**variables, **given, "MORE": "batch_size=4", **machines}
-    )
-    assert sky.end() == 0, (tmp_path / "sky.log").read_text()
+    command = ["bash", "-c", SKYPILOT["run"].replace("29500", str(free_port()))]
+    sky = {**variables, **given, "MORE": "batch_size=4", **machines}
+    assert launch(command, run, tmp_path / "sky.log", **sky) == 0, (tmp_path / "sky.log").read_text()
     assert saved_steps(run)[-1] == STEPS
     assert [row["step"] for row in read_rows(run)] == list(range(1, STEPS + 1))
 

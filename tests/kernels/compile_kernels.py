@@ -20,6 +20,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import mangle_type
 
 from kernels import launch
 from kernels.clip_tables import lay_out_tables
@@ -33,10 +34,6 @@ from kernels.scatter_tokens import scatter_tokens
 from model.config import SIZES, ModelConfig
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-TYPES = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
-    torch.bool: "*i1",
-}  # fmt: skip
 
 
 class Launcher:
@@ -57,17 +54,11 @@ class Launcher:
             if parameter.is_constexpr or (isinstance(value, int) and value == 1):
                 signature[parameter.name], constexprs[(place,)] = "constexpr", value
                 continue
-            signature[parameter.name] = type_of(value)
+            signature[parameter.name] = mangle_type(value)
             if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(place,)] = [["tt.divisibility", 16]]
         key = json.dumps([self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps])
         self.found[key] = ASTSource(self.kernel, signature, constexprs, attributes), num_warps
-
-
-def type_of(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return TYPES[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
 
 
 def record_presets() -> dict[str, tuple[ASTSource, int]]:

@@ -14,11 +14,6 @@ def device(monkeypatch) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def same_inputs_every_time():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
 def poisoned_outputs(monkeypatch):
     """What an op allocates and does not write is NaN, -1 or True, instead of what happened to lie there."""
     plain = torch.Tensor.new_empty

@@ -47,20 +47,12 @@ def noise(height, width, bits=8):
 
 def mixed_clips():
     """Frames of two sizes and depths, in another order than they are packed in, one of them twice, one at odd bytes."""
-    frames = [*(noise(33, 51) for _ in range(2)), noise(24, 20, bits=10)]
-    chunks = [pack(frame, bits) for frame, bits in zip(frames, (8, 8, 10), strict=True)]
-    gap = torch.zeros(1, dtype=torch.uint8)
-    first, second = 0, len(chunks[0]) + 1
-    third = second + len(chunks[1])
-    return DecodedClips(
-        torch.cat([chunks[0], gap, *chunks[1:]]),
-        torch.tensor([[second, first], [third, third]]),
-        torch.tensor([[33, 51, 1], [24, 20, 2]], dtype=torch.int32),
-        torch.tensor([[11, 5, 40, 28], [3, 7, 9, 11]], dtype=torch.int32),
-        torch.tensor([True, False]),
-        torch.stack([color_matrix("bt709", False, 8), color_matrix("bt2020nc", True, 10)]),
-        torch.tensor([SITING["left"], SITING["top left"]]),
-    )
+    one = one_clip(noise(33, 51), (11, 5, 40, 28), color_matrix("bt709", False, 8), "left", flip=True)
+    other = one_clip(noise(24, 20, 10), (3, 7, 9, 11), color_matrix("bt2020nc", True, 10), "top left", bits=10)
+    planes = torch.cat([one.planes, torch.zeros(1, dtype=torch.uint8), pack(noise(33, 51)), other.planes])
+    second, third = len(one.planes) + 1, len(planes) - len(other.planes)
+    both = DecodedClips(*map(torch.cat, zip(one, other, strict=True)))
+    return both._replace(planes=planes, offsets=torch.tensor([[second, 0], [third, third]]))
 
 
 def test_triton_gives_what_the_reference_gives(device):
@@ -115,14 +107,11 @@ def test_a_color_matrix_undoes_the_definition_of_its_standard(colorspace, full_r
 def scale_with_ffmpeg(planes, box, size, colorspace, full_range, bits, siting, flip):
     """What FFmpeg's scaler makes of the crop, which is cut out here: FFmpeg's crop moves chroma at odd offsets."""
     x, y, w, h = box
-    frame = VideoFrame(w, h, "yuv420p" if bits == 8 else f"yuv420p{bits}le")
-    for number, (plane, (rows, columns)) in enumerate(zip(planes, plane_shapes(h, w), strict=True)):
-        target = frame.planes[number]
-        top, left = (y // 2, x // 2) if number else (y, x)
-        samples = plane[top : top + rows, left : left + columns].numpy().astype(np.uint8 if bits == 8 else "<u2")
-        padded = np.zeros((rows, target.line_size), np.uint8)
-        padded[:, : columns * samples.itemsize] = samples.view(np.uint8)
-        target.update(padded.tobytes())
+    shown = zip(planes, (1, 2, 2), plane_shapes(h, w), strict=True)
+    crops = [plane[y // step :, x // step :][:rows, :columns] for plane, step, (rows, columns) in shown]
+    samples = torch.cat([crop.flatten() for crop in crops]).view(-1, w).numpy()
+    kind, name = (np.uint8, "yuv420p") if bits == 8 else (np.uint16, f"yuv420p{bits}le")
+    frame = VideoFrame.from_ndarray(samples.astype(kind), name)
     # In 1/256 pixels. At an odd offset, the first sample lies a pixel before the crop.
     right, below = (round(256 * (offset - start % 2)) for offset, start in zip(SITING[siting], (x, y), strict=True))
     graph = Graph()

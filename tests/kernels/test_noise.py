@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 import triton
@@ -8,33 +6,11 @@ import triton.language as tl
 from kernels import launch
 from kernels.noise import gumbel, gumbel_row, philox, philox_row
 
-MASK = 0xFFFFFFFF
 
-
-def reference(counter, key):
-    """Philox4x32-10 in whole numbers, as its authors write it down."""
-    (c0, c1, c2, c3), (k0, k1) = counter, key
-    for _ in range(10):
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = p1 >> 32 ^ c1 ^ k0, p1 & MASK, p0 >> 32 ^ c3 ^ k1, p0 & MASK
-        k0, k1 = k0 + 0x9E3779B9 & MASK, k1 + 0xBB67AE85 & MASK
-    return [c0, c1, c2, c3]
-
-
-def test_the_reference_gives_random123s_known_answers():
-    assert reference([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert reference([MASK] * 4, [MASK] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
-    pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0]
-    assert reference(pi[:4], pi[4:]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
-
-
-@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 2**32 - 1), (0x0123456789ABCDEF, 2**40 + 12345)])
-def test_philox_is_the_reference(seed, offset):
-    got = philox(torch.tensor(seed), torch.tensor(offset), rows=3, count=21)
-    key = seed & MASK, seed >> 32 & MASK
-    for row in range(3):
-        blocks = (reference((n, offset + row & MASK, offset + row >> 32, 0), key) for n in range(6))
-        assert got[row].tolist() == list(itertools.chain.from_iterable(blocks))[:21]
+def test_philox_gives_random123s_known_answer():
+    zero = torch.tensor(0)
+    assert philox(zero, zero, rows=1, count=4).tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+    assert torch.equal(philox(zero, zero, rows=2, count=21), philox(zero, zero, rows=2, count=24)[:, :21])
 
 
 @triton.jit
@@ -47,8 +23,11 @@ def noise_kernel(seed_ptr, offset_ptr, words_ptr, gumbel_ptr, QUARTER: tl.conste
 
 
 @pytest.mark.parametrize("quarter", [1, 8, 512])
-@pytest.mark.parametrize(("seed", "offset"), [(5, 0), (-(2**63), 2**33 - 2)])
+@pytest.mark.parametrize(
+    ("seed", "offset"), [(5, 0), (-1, 2**32 - 2), (-(2**63), 2**33 - 2), (0x0123456789ABCDEF, 2**40 + 12345)]
+)
 def test_kernels_draw_the_same_bits_at_every_block_size(device, quarter, seed, offset):
+    """Those of Triton's own Philox: another program than the one in plain PyTorch."""
     seed, offset = torch.tensor(seed), torch.tensor(offset)
     words = torch.empty(3, 4 * quarter, dtype=torch.int64, device=device)
     noise = torch.empty(3, 4 * quarter, device=device)

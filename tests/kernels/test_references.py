@@ -1,6 +1,7 @@
-"""What the references compute, how misuse is reported, and that torch.compile takes the ops whole."""
+"""What of the references no other project computes, their gradients, and how misuse is reported.
 
-import math
+Other values: tests/model/test_huggingface.py, test_golden.py, and test_masking.py for the sampling loss.
+"""
 
 import pytest
 import torch
@@ -35,32 +36,14 @@ def test_gradients_of_the_references():
         assert gradcheck(lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24))
 
 
-def test_masked_patch_loss_on_a_worked_example():
-    """A 1 x 1 x 2 patch with values 10 and 20 in red, 7 and 7 in green, 0 and 255 in blue."""
-    clip = torch.tensor([[10, 7, 0], [20, 7, 255]], dtype=torch.uint8).view(1, 1, 1, 2, 3)
-    patch = torch.cat([clip, clip], dim=2)  # two such lines
-    ids = torch.zeros(1, 1, dtype=torch.int64)
-    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so the normalized values are -+ sqrt(3)/2.
-    residual = math.sqrt(3) / 2
-    target = torch.tensor([-residual, 0, -residual, residual, 0, residual] * 2)
-    assert masked_patch_loss(target.view(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0, abs=1e-9)
-    assert masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2).item() == pytest.approx(0.5, rel=1e-4)
-    raw = masked_patch_loss(torch.zeros(1, 1, 12), patch, ids, 1, 2, "l1", normalize=False)
+def test_the_absolute_error_on_a_worked_example():
+    """A patch of two lines with values 10 and 20 in red, 7 and 7 in green, 0 and 255 in blue."""
+    clip = torch.tensor([[10, 7, 0], [20, 7, 255]] * 2, dtype=torch.uint8).view(1, 1, 2, 2, 3)
+    ids, zeros = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 12)
+    raw = masked_patch_loss(zeros, clip, ids, 1, 2, "l1", normalize=False)
     assert raw.item() == pytest.approx((10 + 20 + 7 + 7 + 0 + 255) / 6 / 255, rel=1e-6)
-
-
-def test_patchify_orders_tokens_and_values_as_the_specification_says():
-    clip = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(1, 2, 4, 4, 3)
-    patch = patchify(clip, torch.tensor([[3]]), 2, 2)[0, 0].view(2, 2, 2, 3)  # token 3: the lower right corner
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close((patch * std + mean) * 255, clip[0, :, 2:, 2:].float())
-    assert patchify(clip, None, 2, 2).shape == (1, 4, 24)
-
-
-def test_sampling_loss_is_the_mean_of_minus_log_p_times_the_loss():
-    log_probs = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    loss = sampling_loss(log_probs, torch.tensor([[0, 2]]), torch.tensor([[1.0, 3.0]]))
-    assert loss.item() == pytest.approx((math.log(2) + 3 * math.log(4)) / 2)
+    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so values are -+ sqrt(3)/2, of a flat channel 0.
+    assert masked_patch_loss(zeros, clip, ids, 1, 2, "l1").item() == pytest.approx(2 / 3 * 3**0.5 / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [[torch.nan], [torch.inf], [-torch.inf] * 5])

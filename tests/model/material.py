@@ -58,10 +58,6 @@ def randomize(module: nn.Module, seed: int = 0) -> None:
             value.add_(torch.randn(value.shape, generator=generator) * 0.1)
 
 
-def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
-
-
 def close(value: Tensor, expected: Tensor, name: str = "", within: float = 1e-5) -> None:
     """Compare relative to the largest of the expected values."""
     atol = within * max(expected.abs().max().item(), 1e-3)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import random_clip, randomize, same, small
+from material import random_clip, randomize, small
 from PIL import Image
+from runs import is_same
 from tiny import TINY
 
 import export
@@ -132,7 +133,7 @@ def test_a_gray_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     assert not (folder / "preprocessor_config.json").exists()
     again = pretrained.load(folder)
     assert again.config.in_channels == 1
-    assert same(again.state, model.state_dict())
+    assert is_same(again.state, model.state_dict())
 
 
 def test_channels_that_the_videos_do_not_have_are_refused(tmp_path: Path, synthetic_shards: Path) -> None:

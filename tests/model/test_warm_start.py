@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from material import random_clip, randomize, same, small
+from material import random_clip, randomize, small
+from runs import is_same
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def test_at_equal_sizes_all_that_a_file_holds_is_taken_bit_by_bit(model: AdaMAE,
     fresh = {name: value.clone() for name, value in new.state_dict().items() if name.startswith("token_sampler.")}
     said = warm_start(new, file)
     with_sampler = layout in ("", "adamae")
-    assert same(new.state_dict(), model.state_dict() | ({} if with_sampler else fresh))
+    assert is_same(new.state_dict(), model.state_dict() | ({} if with_sampler else fresh))
     parts = "tokenizer, encoder's blocks, encoder's norm, decoder"
     rest = ", token sampler" if with_sampler else "; initialized from scratch: token sampler (not there)"
     assert said == f"weights of {file}: {parts}{rest}"
@@ -79,7 +80,7 @@ def test_of_other_clips_only_learned_positions_change(model: AdaMAE, file: Path)
     before, after = model.state_dict(), new.state_dict()
     positions = interpolate_by_hand(before.pop(POSITIONS), (2, 4, 4), (4, 6, 6))
     torch.testing.assert_close(after.pop(POSITIONS), positions, rtol=0, atol=1e-6)
-    assert same(after, before)
+    assert is_same(after, before)
     assert "interpolated from 2×4×4 to 4×6×6" in said
     assert torch.equal(new.encoder.positions, computed)
 
@@ -88,12 +89,12 @@ def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: Ad
     new = AdaMAE(small(decoder_depth=1, masking="random"))
     decoder = {name: value.clone() for name, value in new.decoder.state_dict().items()}
     said = warm_start(new, file)
-    assert same(new.decoder.state_dict(), decoder)
-    assert same(new.encoder.state_dict(), model.encoder.state_dict())
+    assert is_same(new.decoder.state_dict(), decoder)
+    assert is_same(new.encoder.state_dict(), model.encoder.state_dict())
     assert said.endswith("initialized from scratch: decoder (of another shape there); left out: token_sampler")
     classifier, new = VideoClassifier(small(), num_classes=3), AdaMAE(small())
     said = warm_start(new, saved(classifier, file))
-    assert same(new.encoder.blocks.state_dict(), classifier.encoder.blocks.state_dict())
+    assert is_same(new.encoder.blocks.state_dict(), classifier.encoder.blocks.state_dict())
     fresh = "encoder's norm (not there), decoder (not there), token sampler (not there)"
     assert said.endswith(f"initialized from scratch: {fresh}; left out: head, norm")
     with pytest.raises(InputError, match=r"depth 2 instead of 3, patch_size 8 instead of 16: .* model\.patch_size=8"):

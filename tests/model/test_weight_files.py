@@ -1,5 +1,6 @@
 """Files of weights that are damaged, odd or hostile: one sentence, little memory, and no code run."""
 
+import io
 import json
 import pickle
 import struct
@@ -132,46 +133,38 @@ class Swelling:
         return bytearray, (2**30,)
 
 
-def write_cut_off(file: Path) -> None:
-    torch.save({"model": {"x": torch.zeros(5000)}}, file)
-    file.write_bytes(file.read_bytes()[:5000])
+def pickled(model: Any, **options: Any) -> bytes:
+    torch.save({"model": model}, file := io.BytesIO(), **options)
+    return file.getvalue()
 
 
-def write_compressed(file: Path) -> None:
-    whole = file.with_suffix(".whole")
-    torch.save({"model": {"x": torch.zeros(50)}}, whole)
-    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
-        for part in source.infolist():
-            is_numbers = part.filename.endswith("data/0")
-            out.writestr(part.filename, bytes(2**26) if is_numbers else source.read(part.filename))
+def compressed(data: bytes) -> bytes:
+    """The same file with 64 MiB of numbers, compressed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
+        for name in source.namelist():
+            out.writestr(name, bytes(2**26) if name.endswith("data/0") else source.read(name))
+    return file.getvalue()
 
 
-FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a pickle": ("w.pth", lambda file: file.write_bytes(pickle.dumps(Writing()))),
-    "code beside weights": ("w.pth", lambda file: torch.save({"model": Writing()}, file)),
-    "an array that swells": ("w.pth", lambda file: torch.save({"model": Swelling()}, file)),
-    "an array that swells, before PyTorch 1.6": (
-        "w.pth",
-        lambda file: torch.save({"model": Swelling()}, file, _use_new_zipfile_serialization=False),
-    ),
-    "compressed": ("w.pth", write_compressed),
-    "cut off": ("w.pth", write_cut_off),
-    "empty": ("w.pth", lambda file: file.touch()),
-    "a header without end": ("w.safetensors", lambda file: file.write_bytes(struct.pack("<Q", 2**62) + b"{}")),
-    "a header that is no text": (
-        "w.safetensors",
-        lambda file: file.write_bytes(struct.pack("<Q", 24) + b'{"__metadata__":{"\xff":""}}'),
-    ),
+FILES: dict[str, tuple[str, bytes]] = {
+    "a pickle": ("w.pth", pickle.dumps(Writing())),
+    "code beside weights": ("w.pth", pickled(Writing())),
+    "an array that swells": ("w.pth", pickled(Swelling())),
+    "an array that swells, before PyTorch 1.6": ("w.pth", pickled(Swelling(), _use_new_zipfile_serialization=False)),
+    "compressed": ("w.pth", compressed(pickled({"x": torch.zeros(50)}))),
+    "cut off": ("w.pth", pickled({"x": torch.zeros(5000)})[:5000]),
+    "empty": ("w.pth", b""),
+    "a header without end": ("w.safetensors", struct.pack("<Q", 2**62) + b"{}"),
+    "a header that is no text": ("w.safetensors", struct.pack("<Q", 24) + b'{"__metadata__":{"\xff":""}}'),
 }
 
 
-@pytest.mark.parametrize(("name", "write"), FILES.values(), ids=list(FILES))
+@pytest.mark.parametrize(("name", "content"), FILES.values(), ids=list(FILES))
 @pytest.mark.filterwarnings("ignore")
-def test_files_that_are_no_weights_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], object]
-) -> None:
+def test_files_that_are_no_weights_are_one_sentence(tmp_path: Path, monkeypatch, name: str, content: bytes) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / name)
+    (tmp_path / name).write_bytes(content)
     tracemalloc.start()
     try:
         refused(tmp_path / name, f"{name} cannot be read as weights: ")

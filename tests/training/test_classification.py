@@ -65,7 +65,8 @@ def read_metrics(config: TrainConfig) -> list[tuple[int, str, float]]:
 
 @pytest.mark.parametrize("task", ["finetune", "attentive_probe"])
 def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthetic_shards, task):
-    """It has made each evaluation once, also one before which it was stopped."""
+    """It has made each evaluation once, also one before which it was stopped. The best weights are kept with all that
+    an evaluation needs; the average is what the run stands for."""
     made = config(
         f"task={task}", "finetune.ema_decay=0.5", "evaluation.every=3", f"evaluation.shards={synthetic_shards}"
     )
@@ -87,6 +88,13 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
     for before, name in zip(whole, ("model", "average"), strict=True):
         assert is_same(load_weights(run, name=name), before)
     assert not is_same(*whole)
+    last = run / "checkpoints/step-00000006"
+    assert find_file(run) == find_file(last) == last / "average.safetensors"
+    metadata = read_state_dict(run / "checkpoints/best/model.safetensors")[1]
+    scores = json.loads(metadata["scores"])
+    assert (scores["top1"], -scores["step"]) == max((x, -step) for step, name, x in metrics if name == EVALUATED[0])
+    assert json.loads(metadata["classes"]) == ["left", "right"]
+    assert ModelConfig(**json.loads(metadata["model_config"])) == made.model
 
 
 def test_it_starts_from_the_pretrained_encoder(config, pretrained):
@@ -139,17 +147,13 @@ def test_learning_rates_fall_by_layer(config):
     assert of[model.tokenizer.projection.weight]["lr"] == pytest.approx(6.25e-5)
 
 
-def test_the_average_follows_the_weights_and_is_what_a_run_stands_for(config, tmp_path):
+def test_the_average_follows_the_weights(config):
     made = make_task(config("finetune.ema_decay=0.9"))
     before = made.model.head.weight.detach().clone()
     with torch.no_grad():
         made.model.head.weight += 1
     made.after_update()
     torch.testing.assert_close(made.modules["average"].head.weight, before + 0.1)
-    train(config("finetune.ema_decay=0.9", "steps=1"))
-    last = tmp_path / "run/checkpoints/step-00000001"
-    for path in (tmp_path / "run", last):
-        assert find_file(path) == last / "average.safetensors"
 
 
 def test_mixing_depends_on_seed_and_position_only(config):
@@ -177,18 +181,6 @@ def test_mixed_clips_and_targets_have_the_same_weights(config):
     for one, weights in zip(clip, target, strict=True):
         assert one.float().mean().item() == pytest.approx(200 * weights[1].item(), abs=0.01)
         assert (one == one[:1]).all(), "the box moves"
-
-
-def test_the_best_weights_are_kept_with_all_that_an_evaluation_needs(config, synthetic_shards):
-    made = config(f"evaluation.shards={synthetic_shards}", "evaluation.every=2")
-    train(made)
-    metadata = read_state_dict(Path(made.run) / "checkpoints/best/model.safetensors")[1]
-    by_step = {row["step"]: row["evaluation/top1"] for row in read_rows(Path(made.run)) if "evaluation/top1" in row}
-    scores = json.loads(metadata["scores"])
-    assert scores["top1"] == max(by_step.values())
-    assert scores["step"] == min(step for step, top1 in by_step.items() if top1 == scores["top1"])
-    assert json.loads(metadata["classes"]) == ["left", "right"]
-    assert ModelConfig(**json.loads(metadata["model_config"])) == made.model
 
 
 def test_the_loss_is_smoothed_as_asked_for(config):

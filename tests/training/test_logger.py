@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
+from torchrun import wait_for
 
 from common.errors import run_command
 from training.config import parse
@@ -110,7 +110,4 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         logger.scalars(1, {"loss": 0.5})
     wandb.tensorboard.unpatch()
     (file,) = tmp_path.rglob("*.wandb")
-    deadline = time.monotonic() + 60  # wandb's service writes the file when it has the time
-    while b"train/loss" not in file.read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60), "wandb's service writes when it has the time"

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import forked
@@ -12,6 +11,7 @@ import pytest
 import torch
 from runs import is_same, load_weights, read_rows
 from tiny import TINY
+from torchrun import wait_for
 
 from common.errors import InputError
 from train import train
@@ -74,9 +74,7 @@ def test_ended_on_a_gpu_and_started_again_a_run_has_the_same_bits(
 ) -> None:
     (command, whole), run = run_on_gpu, tmp_path / "run"
     process = forked.start([*command, f"run={run}"], tmp_path / "log", tmp_path / "log")
-    while len(read_rows(run)) < 20:
-        assert process.is_alive(), (tmp_path / "log").read_text()
-        time.sleep(0.01)
+    assert wait_for(lambda: len(read_rows(run)) >= 20, 240), (tmp_path / "log").read_text()
     os.kill(process.pid or 0, number)
     forked.wait(process, 60)
     assert not (run / "checkpoints/step-00000060").exists(), "too late to prove anything"

@@ -16,7 +16,7 @@ def tiny_model() -> AdaMAE:
 
 def make(model: AdaMAE) -> torch.optim.Optimizer:
     config = OptimizerConfig()
-    return make_optimizer(parameter_groups(model, config.weight_decay, model.no_weight_decay()), config)
+    return make_optimizer(parameter_groups(model, config.weight_decay), config)
 
 
 def test_schedule_warms_up_linearly_then_follows_half_a_cosine():

@@ -1,7 +1,6 @@
 """torch.compile and DDP: compile=true in two ranks, where PyTorch cuts the graph at the borders of DDP's buckets."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,69 +28,45 @@ CONFIG = ModelConfig(
 )
 
 
-def join(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-
-
-def make_model(rank: int, **options: Any) -> tuple[Pretraining, torch.optim.Optimizer, Callable[[], nn.Module]]:
-    """Return a task with the same weights in each rank, its optimizer, and a function that parallelizes it."""
-    torch.manual_seed(0)
-    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, **options)
-    ranks = Distributed("cpu")
-    ranks.rank, ranks.world_size = rank, RANKS
-    task = Pretraining(config, None, ranks)
-    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
-    return task, optimizer, lambda: parallelize.parallelize(task, optimizer, config, ranks, batch_size=2)
-
-
 def noise_clip(seed: int) -> torch.Tensor:
     noise = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (2, 4, 32, 32, 3), dtype=torch.uint8, generator=noise)
 
 
-def compute_gradients(rank: int, compiled: bool) -> dict[str, torch.Tensor]:
-    """Of the clips of both ranks, as train.py averages them."""
-    task, _, wrap = make_model(rank, compile=compiled, precision="fp32")
-    model = wrap()
-    assert all(p.grad is None for p in model.parameters()), "the warm-up left gradients"
-    model(noise_clip(rank), torch.zeros((), dtype=torch.int64), torch.full((), rank)).loss.backward()
-    return {name: value.grad for name, value in task.model.named_parameters() if value.grad is not None}
-
-
-def compare_compiled(rank: int, folder: Path) -> None:
-    """In a process of its own: write how far gradients of a graph that PyTorch cuts at borders of buckets are off."""
-    join(rank, folder)
-    dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES
-    # Inductor would take a minute, and is not what is asked about.
-    parallelize.compile_in_place = partial(compile_in_place, backend="aot_eager")
-    plain, compiled = compute_gradients(rank, compiled=False), compute_gradients(rank, compiled=True)
-    off = max(((compiled[name] - value).norm() / (1e-9 + value.norm())).item() for name, value in plain.items())
-    (folder / f"{rank}").write_text(str(off), encoding="utf-8")
-    dist.destroy_process_group()
-
-
-def accumulate(model: nn.Module, rank: int) -> None:
+def accumulate(model: nn.Module, rank: int, in_bf16: bool) -> None:
     """Run two forward and backward passes, of which DDP reduces the second."""
     for number in range(2):
         zero = torch.zeros((), dtype=torch.int64)
         with parallelize.reduce_gradients(model, now=number == 1):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
                 loss = model(noise_clip(2 * rank + number), zero, zero).loss
             (loss / 2).backward()
 
 
-def compare_in_bf16(rank: int, folder: Path) -> None:
-    """In a process of its own: write how far gradients in two ranks, cast into DDP's buckets, are off at two steps."""
-    join(rank, folder)
+def compare(rank: int, folder: Path, compiled: bool) -> None:
+    """In a process of its own: write how far gradients in two ranks are off at two steps, either of a compiled graph,
+    which PyTorch cuts at borders of buckets, or in bf16, cast into DDP's buckets."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES
+    # Inductor would take a minute, and is not what is asked about.
+    parallelize.compile_in_place = partial(compile_in_place, backend="aot_eager")
     parallelize.choose_precision = lambda device, wanted: wanted  # also on a CPU that multiplies no bf16
-    task, optimizer, wrap = make_model(rank)
-    alone, model, off = copy.deepcopy(task.model).eval(), wrap().eval(), 0.0
+    torch.manual_seed(0)
+    precision = "fp32" if compiled else "bf16"
+    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, compile=compiled, precision=precision)
+    ranks = Distributed("cpu")
+    ranks.rank, ranks.world_size = rank, RANKS
+    task = Pretraining(config, None, ranks)
+    optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+    alone, off = copy.deepcopy(task.model).eval(), 0.0
+    model = parallelize.parallelize(task, optimizer, config, ranks, batch_size=2).eval()
+    assert all(p.grad is None for p in model.parameters()), "the warm-up left gradients"
     for _ in range(2):
         alone.load_state_dict(task.model.state_dict())
         for other in range(RANKS):
-            accumulate(alone, other)
-        accumulate(model, rank)
+            accumulate(alone, other, not compiled)
+        accumulate(model, rank, not compiled)
         for own, plain in zip(task.model.parameters(), alone.parameters(), strict=True):
             off = max(off, ((own.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item())
         alone.zero_grad()
@@ -102,12 +77,10 @@ def compare_in_bf16(rank: int, folder: Path) -> None:
 
 
 # 19 s beside other work: three processes import PyTorch.
-@pytest.mark.parametrize(
-    ("compare", "most"), [(compare_in_bf16, 1e-6), pytest.param(compare_compiled, 1e-5, marks=pytest.mark.slow)]
-)
-def test_gradients_of_two_ranks_are_the_plain_ones(compare: Callable[[int, Path], None], most: float, tmp_path: Path):
+@pytest.mark.parametrize(("compiled", "most"), [(False, 1e-6), pytest.param(True, 1e-5, marks=pytest.mark.slow)])
+def test_gradients_of_two_ranks_are_the_plain_ones(compiled: bool, most: float, tmp_path: Path) -> None:
     """Compiled, and with bf16 copies whose gradients go straight into the buckets."""
-    processes = [SERVER.Process(target=compare, args=(rank, tmp_path)) for rank in range(RANKS)]
+    processes = [SERVER.Process(target=compare, args=(rank, tmp_path, compiled)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     for process in processes:

@@ -1,13 +1,13 @@
-"""A run in object storage: a file system of fsspec's that can be told to fail."""
+"""A run in object storage: fsspec's file system in memory, whose writes may fail."""
 
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from unittest.mock import patch
 
-import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
@@ -23,42 +23,22 @@ from training.distributed import Distributed
 from training.remote_run import TakenOverError, fetch_config, local_run, staging
 from training.run_dir import RunDir
 
-URL = "faulty://bucket/runs/x"
+URL = "memory://bucket/runs/x"
 CONFIG = TrainConfig(data=DataConfig(shards="there"), run=URL, keep_checkpoints=2)
-
-
-class Faulty(MemoryFileSystem):
-    """Memory which forgets nothing between its instances; `failing`: what every write raises."""
-
-    protocol = "faulty"
-    store: ClassVar[dict] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    failing: Exception | None = None
-    order: ClassVar[list[str]] = []
-
-    def pipe_file(self, path, value, **options):
-        self._written(path)
-        super().pipe_file(path, value, **options)
-
-    def put_file(self, lpath, rpath, *others, **options):
-        self._written(rpath)
-        super().put_file(lpath, rpath, *others, **options)
-
-    def _written(self, path: str) -> None:
-        if Faulty.failing is not None:
-            raise Faulty.failing
-        Faulty.order.append(path.removeprefix(f"{URL}/"))
+STORE = MemoryFileSystem.store  # what every client in this process sees; in the order of writing
+PLACE = "/bucket/runs/x"
 
 
 @pytest.fixture(autouse=True)
-def faulty(monkeypatch) -> Iterator[None]:
-    fsspec.register_implementation("faulty", Faulty, clobber=True)
-    Faulty.store.clear()
-    Faulty.order.clear()
-    Faulty.failing = None
+def empty_storage(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(storage, "PAUSE_S", 0)
     yield
-    Faulty.failing = None
+    STORE.clear()
+
+
+def failing(error: Exception):
+    """What every write in the block raises."""
+    return patch.object(MemoryFileSystem, "_open", side_effect=error)
 
 
 @pytest.fixture
@@ -100,8 +80,8 @@ class Trained:
 trained = pytest.fixture(lambda: Trained(), name="trained")
 
 
-def there() -> set[str]:
-    return {name.removeprefix(f"{URL}/") for name in Faulty.store}
+def there() -> list[str]:
+    return [name.removeprefix(f"{PLACE}/") for name in STORE]
 
 
 def test_another_node_resumes_from_what_was_uploaded(node, trained):
@@ -119,17 +99,17 @@ def test_another_node_resumes_from_what_was_uploaded(node, trained):
 def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
     trained.train(1, 2, 3)
     assert {name.split("/")[1] for name in there() if "step-" in name} == {"step-00000002", "step-00000003"}
-    of_three = [name.split("/")[2] for name in Faulty.order if "step-00000003" in name]
+    of_three = [name.split("/")[2] for name in there() if "step-00000003" in name]
     assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
     assert of_three[2:] == ["train_state.json"]
 
 
 def test_a_torn_checkpoint_is_skipped_and_a_damaged_one_named(node, trained):
     trained.train(1, 2)
-    del Faulty.store[f"{URL}/checkpoints/step-00000002/train_state.json"]
+    del STORE[f"{PLACE}/checkpoints/step-00000002/train_state.json"]
     node("two")
     assert trained.train(2) == 1
-    Faulty.store[f"{URL}/checkpoints/step-00000002/model.safetensors"].truncate(10)
+    STORE[f"{PLACE}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     node("three")
     with pytest.raises(InputError, match=r"step-00000002 cannot be loaded \(model.safetensors has changed"):
         trained.train()
@@ -152,8 +132,10 @@ def test_the_job_that_was_started_last_owns_the_run_and_the_one_before_ends(node
 
 
 def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
-    Faulty.failing = PermissionError("Access Denied")
-    with pytest.raises(InputError, match=f"{URL}/owner cannot be written to: no permission"):
+    with (
+        failing(PermissionError("Access Denied")),
+        pytest.raises(InputError, match=f"{URL}/owner cannot be written to: no permission"),
+    ):
         trained.train(1)
     with pytest.raises(InputError, match="nowhere://bucket/x cannot be opened: Protocol not known"):
         trained.train(config=replace(CONFIG, run="nowhere://bucket/x"))
@@ -163,23 +145,22 @@ def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothin
     states = [f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2, 3)]
     run = RunDir(CONFIG, Distributed("cpu")).__enter__()
     trained.load(run)
-    for step, error in enumerate((OSError("503 slow down"), None, OSError("503 slow down")), 1):
-        Faulty.failing = error
-        trained.steps(run, step)
-        run.writer.wait()
+    for step in (1, 2, 3):
+        with nullcontext() if step == 2 else failing(OSError("503 slow down")):
+            trained.steps(run, step)
+            run.writer.wait()
         said = f"{run.path} keeps everything, and the next checkpoint tries again"
-        assert (said in capsys.readouterr().err) == bool(error)
+        assert (said in capsys.readouterr().err) == (step != 2)
     assert [state in there() for state in states] == [True, True, False]
-    with pytest.raises(InputError, match="503 slow down"):
+    with failing(OSError("503 slow down")), pytest.raises(InputError, match="503 slow down"):
         run.__exit__(None, None, None)
-    Faulty.failing = None
     assert trained.train() == 3  # from this node's folder, and uploads it
     assert states[2] in there()
 
 
 def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(node, trained):
     trained.train(1)
-    Faulty.store.clear()
+    STORE.clear()
     with pytest.raises(InputError, match=f" keeps another run than {URL} holds: remove it"):
         trained.train()
     shutil.rmtree(staging(URL))
@@ -204,7 +185,7 @@ def test_commands_read_a_run_by_its_url(node, trained):
     weight = load_file(copy / "checkpoints/step-00000001/model.safetensors")["weight"]
     assert torch.equal(weight, trained.model.weight)
     assert copy != staging(URL)
-    Faulty.store[f"{URL}/config.yaml"].write(b"another")
+    STORE[f"{PLACE}/config.yaml"].write(b"another")
     assert local_run(URL) == copy
     assert (copy / "config.yaml").read_bytes().endswith(b"another")
     assert local_run("runs/x") == Path("runs/x")

@@ -1,16 +1,18 @@
 """Warnings before a run begins."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from made_videos import encode, write_shards
 
 from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig, parse
+from training.config import parse
 from training.startup_warnings import startup_warnings, warn_of_scale
 
 CPU = torch.device("cpu")
+LONG = ("model.num_frames=8", "data.frame_stride=2")
+SHORT = ("model.num_frames=2", "data.frame_stride=1")
 
 
 @pytest.fixture
@@ -19,18 +21,16 @@ def shards(tmp_path):
     return write_shards(tmp_path / "shards", videos, classes=2)
 
 
-@pytest.fixture
-def config(shards) -> TrainConfig:
-    return parse([f"data.shards={shards}", "model.num_frames=8", "data.frame_stride=2", "model.size=tiny"])
+def warn(shards: Path, *overrides: str) -> list[str]:
+    config = parse([f"data.shards={shards}", "model.size=tiny", *overrides])
+    return startup_warnings(config, ShardDataset.open(shards), CPU)
 
 
-def test_videos_shorter_than_a_clip_are_counted(config, shards):
-    dataset = ShardDataset.open(shards)
-    (said,) = startup_warnings(config, dataset, CPU)
+def test_videos_shorter_than_a_clip_are_counted(shards):
+    (said,) = warn(shards, *LONG)
     assert said.startswith("WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)")
-    segments = replace(config, data=replace(config.data, sampling="segments"))
-    assert "of 8 frames): frames are repeated" in startup_warnings(segments, dataset, CPU)[0]
-    assert startup_warnings(replace(config, model=replace(config.model, num_frames=2)), dataset, CPU) == []
+    assert "of 8 frames): frames are repeated" in warn(shards, *LONG, "data.sampling=segments")[0]
+    assert warn(shards, *LONG, "model.num_frames=2") == []
 
 
 @pytest.mark.parametrize(
@@ -46,38 +46,28 @@ def test_videos_shorter_than_a_clip_are_counted(config, shards):
 def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
     videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
     shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
-    config = parse(
-        [f"data.shards={shards}", "model.num_frames=8", f"data.frame_stride={frame_stride}", "model.size=tiny"]
-    )
-    (said,) = startup_warnings(config, ShardDataset.open(shards), CPU)
+    (said,) = warn(shards, "model.num_frames=8", f"data.frame_stride={frame_stride}")
     assert advice in said
 
 
-def test_videos_of_fewer_frames_a_second_are_counted(config, shards):
-    dataset = ShardDataset.open(shards)  # of 8 a second
-
-    def warn(fps: float) -> list[str]:
-        return startup_warnings(replace(config, data=replace(config.data, frame_stride=None, fps=fps)), dataset, CPU)
-
-    slow, short = warn(12.0)
+def test_videos_of_fewer_frames_a_second_are_counted(shards):
+    """Videos of 8 a second."""
+    slow, short = warn(shards, "model.num_frames=8", "data.fps=12")
     assert slow.startswith("WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)")
     assert short.startswith("WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)")
-    (short,) = warn(8.05)  # no frame is repeated
+    (short,) = warn(shards, "model.num_frames=8", "data.fps=8.05")  # no frame is repeated
     assert short.endswith("raise data.fps or lower model.num_frames")
-    assert "3 of 15 frames" in warn(4.0)[0]
+    assert "3 of 15 frames" in warn(shards, "model.num_frames=8", "data.fps=4")[0]
 
 
 def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
-    config = parse([f"data.shards={shards}", "task=finetune", "model.num_frames=2", "data.frame_stride=1",
-                    "model.size=tiny", f"evaluation.shards={shards}"])  # fmt: skip
+    said = warn(shards, *SHORT, "task=finetune", f"evaluation.shards={shards}")[0]
+    assert said.startswith("WARNING: 4 of 4 videos of evaluation.shards are also trained on")
     dataset = ShardDataset.open(shards)
-    assert startup_warnings(config, dataset, CPU)[0].startswith(
-        "WARNING: 4 of 4 videos of evaluation.shards are also trained on"
-    )
     same = dataset.read_video([sample.key for sample in dataset.samples].index("v20"))
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
-    apart = replace(config, evaluation=replace(config.evaluation, shards=str(other)))
-    assert "1 of 2 videos" in startup_warnings(apart, dataset, CPU)[0]  # the same bytes under another name
+    said = warn(shards, *SHORT, f"evaluation.shards={other}")[0]
+    assert "1 of 2 videos" in said, "the same bytes under another name"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +90,7 @@ def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(overrides, num_v
 
 
 def test_classes_without_a_video_to_learn_from_are_named(shards, tmp_path):
-    few = ShardDataset.open(write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2))
-    config = parse([f"data.shards={few.folder}", "task=finetune", "model.size=tiny", "model.num_frames=2",
-                    "data.frame_stride=1", f"evaluation.shards={shards}"])  # fmt: skip
-    (said,) = startup_warnings(config, few, CPU)
+    few = write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2)
+    (said,) = warn(few, *SHORT, "task=finetune", f"evaluation.shards={shards}")
     assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in said
-    assert startup_warnings(replace(config, task="pretrain"), few, CPU) == []
+    assert warn(few, *SHORT, f"evaluation.shards={shards}") == []

@@ -80,7 +80,7 @@ class Classification(Task):
             return 1.0
 
         scale = {"scale_lr": scale_lr} if isinstance(self.model, VideoClassifier) else {}
-        return parameter_groups(self.model, self.config.optimizer.weight_decay, self.model.no_weight_decay(), **scale)
+        return parameter_groups(self.model, self.config.optimizer.weight_decay, **scale)
 
     def init_weights(self, source: str) -> None:
         if source:

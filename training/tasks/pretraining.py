@@ -40,7 +40,7 @@ class Pretraining(Task):
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self.model, self.config.optimizer.weight_decay, self.model.no_weight_decay())
+        return parameter_groups(self.model, self.config.optimizer.weight_decay)
 
     def init_weights(self, source: str) -> None:
         if source:
