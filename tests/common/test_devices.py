@@ -145,3 +145,13 @@ def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch
         assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)
     with autocast_to(cpu, "fp32"):
         assert (x @ x.T).dtype == torch.float32
+
+
+@pytest.mark.slow  # a fresh import of torch
+def test_idle_openmp_threads_sleep() -> None:
+    """The variable is set when OpenMP is loaded."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "import common, torch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
