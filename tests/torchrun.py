@@ -91,8 +91,8 @@ class Job:
         return not any(agent.is_alive() for agent in self.agents)
 
     def gone(self, seconds: float) -> bool:
-        """Whether all agents and workers end in time."""
-        return wait_for(lambda: self.is_over() and not self.processes(), seconds)
+        """Whether all workers end in time."""
+        return wait_for(lambda: not any(map(is_alive, self.workers().values())), seconds)
 
     def __enter__(self) -> Self:
         self.start()

@@ -68,6 +68,9 @@ class Run(Job):
     def saved_step(self) -> int:
         return max(saved_steps(self.folder), default=0)
 
+    def ends_within(self, seconds: float) -> bool:
+        return wait_for(lambda: not self.processes() and self.is_over(), seconds)
+
 
 @dataclass
 class Site:
@@ -204,7 +207,7 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
         _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
         return {**row, "happens": "continues", "seconds_lost": round(time.monotonic() - started, 1), "steps_lost": 0}
-    ended = run.gone(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
+    ended = run.ends_within(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
     row["exit_codes"] = " ".join(map(str, run.wait(0)))
     said = re.findall(r"^(?:error: |interrupted|Stopped).*", run.said().replace("\r", "\n"), re.M)
@@ -231,7 +234,7 @@ def _require(run: Run, fine: bool, claim: str) -> None:
 
 
 def _require_end(run: Run, claim: str) -> None:
-    _require(run, run.gone(RUNS_WITHIN_S) and set(run.wait(0)) == {0}, claim)
+    _require(run, run.ends_within(RUNS_WITHIN_S) and set(run.wait(0)) == {0}, claim)
 
 
 def make_shards(folder: Path) -> Path:
