@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from itertools import chain, repeat
 from typing import Any
@@ -103,13 +104,12 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.harness import noise_clip
+from benchmarks.harness import noise_clip, time_calls
 from benchmarks.memory_vs_ratio import describe_memory
 from benchmarks.step import PretrainingStep
 from common.devices import choose_device, choose_precision
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
-from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from training.distributed import Distributed, sum_over_ranks
@@ -139,10 +139,6 @@ class PlannedRun:
     def first_batch(self) -> int:
         """Clips of a batch to begin with."""
         return self.config.batch_size if self.on_gpu else min(CPU_BATCH, self.config.batch_size)
-
-    @property
-    def clip_shape(self) -> tuple[int, int, int]:
-        return self.config.model.num_frames, *FrameSize.of(self.config.model.image_size)
 
     def list_ways(self) -> dict[str, DataConfig]:
         """Return how clips could be loaded: as configured, and in the other ways that there are on this device."""
@@ -191,10 +187,10 @@ def measure_loading(run: PlannedRun) -> Iterator[str]:
     """Load clips as configured, and in the other ways, which may be impossible."""
     if run.dataset is None:
         return
-    num_frames, *size = run.clip_shape
+    model = run.config.model
     for way, data in run.list_ways().items():
         plan = TrainingPlan(
-            run.dataset, data, num_frames=num_frames, image_size=size, seed=run.config.seed,
+            run.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=run.config.seed,
             batch_size=run.first_batch * data.repeats, rank=run.dist.rank, world_size=run.dist.world_size,
         )  # fmt: skip
         try:
@@ -209,7 +205,7 @@ def measure_loading(run: PlannedRun) -> Iterator[str]:
         run.loader_speeds[way] = speed
         reading = counters["read_seconds"] / max(1e-9, counters["read_seconds"] + counters["decode_seconds"])
         bad = f", {counters['bad_clips']:.0f} clips cannot be decoded" if counters["bad_clips"] else ""
-        clip = "×".join(map(str, run.clip_shape))
+        clip = "×".join(map(str, (model.num_frames, *model.frame_size)))
         yield f"{speed:.3g} clips/s of {clip} with {way}, {data.workers} decode workers, {reading:.0%} reading{bad}"
 
 
@@ -232,11 +228,7 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
     def time_step(repetitions: int) -> float:
         clip = noise_clip(config.model, count, dist.device)
-        step(clip)["loss"].item()  # the first one takes longer
-        start = time.perf_counter()
-        for _ in range(repetitions):
-            step(clip)["loss"].item()
-        return (time.perf_counter() - start) / repetitions
+        return statistics.mean(time_calls(partial(step, clip), dist.device, 1, repetitions)) / 1e3
 
     seconds = time_step(1)
     if count < config.batch_size:
@@ -253,12 +245,9 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
 
 
 def measure_all_reduce(num_gradients: int, dist: Distributed) -> str:
-    gradients, times = torch.zeros(num_gradients, device=dist.device), []
-    for _ in range(ALL_REDUCES + 1):
-        start = time.perf_counter()
-        sum_over_ranks(gradients)[0].item()
-        times.append(time.perf_counter() - start)
-    seconds = statistics.median(times[1:])  # the first one connects the ranks
+    gradients = torch.zeros(num_gradients, device=dist.device)
+    # The first one connects the ranks.
+    seconds = statistics.median(time_calls(lambda: sum_over_ranks(gradients), dist.device, 1, ALL_REDUCES)) / 1e3
     moved = 2 * (dist.world_size - 1) / dist.world_size * gradients.nbytes  # by each rank, in a ring
     backend = torch.distributed.get_backend()
     advice = ", and NCCL_DEBUG=INFO says by which interface" * (backend == "nccl")

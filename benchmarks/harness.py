@@ -144,11 +144,9 @@ class Report:
             **about,
         }
 
-    def write(self, rows: list[Row], name: str | None = None) -> None:
-        """Write the rows into the report's folder, under its own name or another."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def write(self, rows: list[Row]) -> None:
         table = {"about": self.about, "notes": self.notes, "rows": rows}
-        write_json(self.folder / f"{name or self.name}.json", table)
+        write_json(self.folder / f"{self.name}.json", table)
 
 
 def measure_cases(

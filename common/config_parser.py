@@ -53,7 +53,8 @@ class ConfigParser(ArgumentParser):
     def parse(self, arguments: list[str]) -> Namespace:
         """Return the parsed values, dataclasses instantiated; raises InputError on unknown keys and wrong types."""
         options = split_overrides(arguments)
-        self.require_known(option_names(options))
+        names = (option[2:].partition("=")[0].rstrip("+") for option in options if option.startswith("--"))
+        self.require_known(name for name in names if name not in ("help", "print_config"))
         try:
             for file in _config_files(options):
                 # jsonargparse would read it whole, whatever its size, and not name it
@@ -78,11 +79,13 @@ class ConfigParser(ArgumentParser):
         return f"{found[1]} is {found[2]}: must be {name}"
 
     def require_known(self, keys: Iterable[str], where: str = "") -> None:
-        """Raise InputError, with a suggestion, for the first key that the parser does not know."""
+        """Raise InputError for the first key that the parser does not know, and suggest those of the same name in other
+        sections, or else those spelled alike."""
         known = [action.dest for action in self._actions if action.dest not in ("help", SUPPRESS)]
         for key in keys:
             if key.replace("-", "_") not in known:
-                similar = " or ".join(_similar_keys(key, known))
+                same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+                similar = " or ".join(same_name or difflib.get_close_matches(key, known, n=2, cutoff=0.7))
                 suggestion = f"did you mean {similar}? " if similar else ""
                 raise InputError(f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key")
 
@@ -96,18 +99,6 @@ def split_overrides(arguments: Iterable[str]) -> list[str]:
         else:
             options.append("--print_config=comments" if argument == "--print_config" else argument)
     return options + overrides
-
-
-def _similar_keys(key: str, known: list[str]) -> list[str]:
-    """Find the keys of the same name in other sections, or else those spelled alike."""
-    same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    return same_name or difflib.get_close_matches(key, known, n=2, cutoff=0.7)
-
-
-def option_names(options: Iterable[str]) -> list[str]:
-    """Return the names of `--name=value` and `--name`."""
-    names = (option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--"))
-    return [name.rstrip("+") for name in names if name not in ("help", "print_config")]
 
 
 def _config_files(options: list[str]) -> list[Path]:

@@ -91,13 +91,6 @@ def check_capability(index: int) -> None:
         )
 
 
-def add_device_index(device: torch.device) -> torch.device:
-    """Replace `cuda` by this thread's current GPU: in other threads, the current GPU is the first one."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def to_device(numbers: Sequence[float] | Sequence[Sequence[int]] | np.ndarray, device: torch.device) -> Tensor:
     """Copy numbers to the device as int64 or fp32, or in an array's type.
 

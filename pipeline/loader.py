@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from common.devices import add_device_index, to_device
+from common.devices import to_device
 from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
@@ -107,7 +107,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         has one of data.fields.
         """
         dataset.require_fields(config.fields)
-        self._device = device = add_device_index(device)
+        # With the number of this thread's current GPU, which is another one in other threads.
+        self._device = device = torch.empty(0, device=device).device
         self._dataset, self._plan, self.config = dataset, plan, config
         policy = choose_policy(dataset, device, config)
         on_gpu = device.type == "cuda"

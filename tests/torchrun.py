@@ -6,11 +6,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Self
 
 from forked import SERVER
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,7 +44,7 @@ def enter_own_folder(folder: Path) -> None:
 
 
 class Job:
-    """A run of several nodes, each an agent with its workers; all write to the file `log`."""
+    """A run of several nodes, each an agent with its workers; all write to the file `log`. A context manager."""
 
     def __init__(
         self, arguments: list[str], log: Path, machines: Sequence[Machine] = (Machine(),), per_node: int = 2,
@@ -93,6 +94,14 @@ class Job:
         """Whether all workers end in time."""
         return wait_for(lambda: not any(map(is_alive, self.workers().values())), seconds)
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing of it."""
+        self.kill()
+
     def kill(self) -> None:
         for agent in self.agents:
             agent.kill()
@@ -101,22 +110,9 @@ class Job:
         self.gone(10)
 
 
-@contextmanager
-def started(
-    arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2, before: Callable[[], object] = int
-) -> Iterator[Job]:
-    """Yield a job that has been started; at the end of the block nothing of it is left."""
-    job = Job(arguments, log, [Machine()] * nodes, per_node, before)
-    try:
-        job.start()
-        yield job
-    finally:
-        job.kill()
-
-
 def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> None:
     """Run a job to its end."""
-    with started(arguments, log, nodes, per_node) as job:
+    with Job(arguments, log, [Machine()] * nodes, per_node) as job:
         assert job.wait() == [0] * nodes, job.said()
 
 

@@ -214,36 +214,33 @@ class HeldOut:
     def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
         """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
         that of pixels and of the most common class; without a model, what needs none."""
-        samples, losses, thumbnails, features = self._encode(model, self.dataset, dist)
+        samples, own = self._encode(model, self.dataset, dist)
         metrics: dict[str, float] = {"num_videos": len(samples)}
         if model is not None:
-            metrics["rankme"] = rankme(features)
+            metrics["rankme"] = rankme(own["features"])
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = losses.mean().item()
+            metrics["reconstruction_loss"] = own["loss"].mean().item()
         if not has_same_classes(self.dataset, self.dataset):
             return metrics
-        neighbors, _, other_thumbnails, reference = (
-            (samples, losses, thumbnails, features)
-            if self.reference is self.dataset
-            else self._encode(model, self.reference, dist)
-        )
+        is_alone = self.reference is self.dataset
+        neighbors, others = (samples, own) if is_alone else self._encode(model, self.reference, dist)
         labels, other_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
         group = self.config.evaluation.group
         allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, group)
         metrics["majority_top1"] = majority_top1(labels)
         if allowed.any():
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            distances = torch.cdist(thumbnails, other_thumbnails).masked_fill(~allowed, torch.inf)
+            distances = torch.cdist(own["thumbnail"], others["thumbnail"]).masked_fill(~allowed, torch.inf)
             is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
             metrics["pixel_top1"] = is_right.double().mean().item()  # what a model must exceed: it tells scenes apart
             if model is not None:
-                metrics["knn_top1"] = knn_top1(features, labels, reference, other_labels, allowed)
+                metrics["knn_top1"] = knn_top1(own["features"], labels, others["features"], other_labels, allowed)
         return metrics
 
     def _encode(
         self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed
-    ) -> tuple[list[int], Float[Tensor, "V 1"], Float[Tensor, "V P"], Float[Tensor, "V D"]]:
-        """Return V samples and, of a clip of each, loss (of the held-out videos), thumbnail and features."""
+    ) -> tuple[list[int], dict[str, Float[Tensor, "V values"]]]:
+        """Return V samples and, of a clip of each, `loss` (of the held-out videos), `thumbnail` and `features`."""
         config, is_held_out = self.config, dataset is self.dataset
         most = len(dataset.samples) if is_held_out else config.data.subset or len(dataset.samples)
         data = replace(config.data, subset=min(self.max_videos, most))
@@ -261,9 +258,10 @@ class HeldOut:
 
         module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
-        found = evaluator.compute(module, plan, encode_batch, 1 + THUMBNAIL**2 + width)
-        losses, thumbnails, features = found.split((1, THUMBNAIL**2, width), dim=1)
-        return [plan.row(position).sample for position in range(len(plan))], losses, thumbnails, features
+        widths = {"loss": 1, "thumbnail": THUMBNAIL**2, "features": width}
+        found = evaluator.compute(module, plan, encode_batch, sum(widths.values())).split([*widths.values()], dim=1)
+        samples = [plan.row(position).sample for position in range(len(plan))]
+        return samples, dict(zip(widths, found, strict=True))
 
 
 def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pebble.concurrent import thread
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import write_text
 from common.errors import InputError
 from common.logging import log
-from common.threads import run_in_thread
 from model.weights.pretrained import find_file, run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
@@ -61,7 +61,7 @@ class BackgroundWriter:
                 before.result()
             job()
 
-        self._last = run_in_thread(work, "writer")  # a second Ctrl-C does not wait for an upload
+        self._last = thread(name="writer")(work)()  # a daemon: a second Ctrl-C does not wait for an upload
 
     def wait(self) -> None:
         """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""

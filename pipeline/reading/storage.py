@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import fsspec
+from pebble.concurrent import thread
 
 from common.atomic_io import atomic_write
 from common.errors import InputError
-from common.threads import run_in_thread
 
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
@@ -123,7 +123,7 @@ def call_with_timeout(call: Callable[[], T], timeout: float, option: str = "data
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
     """
-    future = run_in_thread(call, "request")
+    future = thread(name="request")(call)()
     if not wait([future], timeout).done:
         raise TimeoutError(f"no answer in {timeout:g} s ({option})")
     return future.result()

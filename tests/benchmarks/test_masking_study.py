@@ -21,19 +21,7 @@ GIVEN = ["--shards", "here", "--validation", "there"]
 @pytest.mark.slow  # seven runs of training and evaluation
 def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path, monkeypatch) -> None:
     shards, output = str(synthetic_shards), tmp_path / "study"
-    command = [
-        "--shards",
-        shards,
-        "--validation",
-        shards,
-        "--seeds",
-        "3",
-        "--labels",
-        "8",
-        "--output",
-        str(output),
-        *TINY,
-    ]
+    command = [f"--shards={shards}", f"--validation={shards}", "--seeds=3", "--labels=8", f"--output={output}", *TINY]
     first = ["--strategies", "adaptive", "--ratios", "0.75"]
     (row,) = run_study(parse_arguments([*command, *first]))
     assert (row["strategy"], row["mask_ratio"], row["seeds"]) == ("adaptive", 0.75, 1)

@@ -180,11 +180,10 @@ def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]
     steps = (TO + CHECKPOINT_EVERY) * len(names) + TO
     reference, run = (site.make_run(name, steps) for name in ("undisturbed", "disturbed"))
     rows = []
-    try:
-        reference.start()
+    with reference:
         _require_end(reference, "the run fails by itself")
         expected = reference.losses()
-        run.start()
+    with run:
         for name in progress_bar(names, unit="fault", total=len(names)):
             at = run.step() + dice.randint(FROM, TO)
             _require(run, wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S), f"step {at} is not reached")
@@ -193,9 +192,6 @@ def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]
             rows[-1]["losses_equal"] = all(expected.get(step) == loss for step, loss in run.losses().items())
             print(rows[-1], file=sys.stderr)
         _require_end(run, "the run does not end well")
-    finally:
-        reference.kill()
-        run.kill()
     if run.losses() != expected:
         return rows, "losses"
     return rows, "" if is_same(load_weights(run.folder, steps), load_weights(reference.folder, steps)) else "weights"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from common.devices import (
-    add_device_index,
     autocast_to,
     choose_device,
     choose_precision,
@@ -57,14 +56,6 @@ def test_auto_is_a_gpu_where_there_is_one(pretend_gpus: Callable[..., None]) -> 
     assert choose_device("cpu", index=3) == torch.device("cpu")
     with pytest.raises(InputError, match="finds 4 GPUs on this node, none for local rank 4"):
         choose_device("auto", index=4)
-
-
-def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda.set_device takes none without, and in another thread the current one is the first."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
-    assert add_device_index(torch.device("cuda")) == torch.device("cuda", 2)
-    assert add_device_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
-    assert add_device_index(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., None]) -> None:
@@ -145,3 +136,13 @@ def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch
         assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)
     with autocast_to(cpu, "fp32"):
         assert (x @ x.T).dtype == torch.float32
+
+
+@pytest.mark.slow  # a fresh import of torch
+def test_idle_openmp_threads_sleep() -> None:
+    """The variable is set when OpenMP is loaded."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", "import common, torch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr

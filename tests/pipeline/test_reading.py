@@ -15,9 +15,9 @@ import torch
 from loading import CPU, plan_of, wait_until
 from made_videos import encode, write_shards
 from object_store import S3Server, request, upload
+from pebble.concurrent import thread
 
 from common.errors import InputError
-from common.threads import run_in_thread
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, DecodeWorker
 from pipeline.jsonl import append_line
@@ -148,7 +148,7 @@ def test_downloads_are_resumed(store: S3Server, tmp_path: Path, monkeypatch, no_
 def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: S3Server, uploaded: str, tmp_path: Path) -> None:
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject("silent", ".tar")
-    asking = run_in_thread(lambda: next(loader.batches(0)), "asking")
+    asking = thread(lambda: next(loader.batches(0)))()
     wait_until(lambda: any(line.endswith(".tar") for line in store.requests))
     started = time.monotonic()
     loader.close()

@@ -38,7 +38,7 @@ def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log
     assert saved_steps(run) == [1, 2, 3, 4, 5, 6], "the clock of the main rank is the clock of both"
     whole = load_weights(run)
     shutil.rmtree(run)
-    with torchrun.started([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+    with torchrun.Job([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
         wait_for_steps(run)
         os.kill(job.workers()[1], signal.SIGTERM)  # one of them alone
         assert job.gone(20), job.said()
@@ -66,7 +66,7 @@ def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(argum
     shutil.rmtree(run)
     kills = 0
     for _ in range(20):
-        with torchrun.started([*arguments, "checkpoint_every=1"], log) as job:
+        with torchrun.Job([*arguments, "checkpoint_every=1"], log) as job:
             steps = len(read_rows(run))
             torchrun.wait_for(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
             time.sleep(dice.uniform(0, 0.3))
@@ -102,7 +102,7 @@ def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks,
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, number):
     to_all = number in (signal.SIGTERM, signal.SIGUSR1)  # the others to torchrun alone
-    with torchrun.started([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+    with torchrun.Job([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
         wait_for_steps(tmp_path / "run")
         torchrun.send(job.processes() if to_all else [job.agents[0].pid], number)
         assert job.gone(20), job.said()
@@ -111,7 +111,7 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, t
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
-    with torchrun.started([*arguments, "steps=1000", "timeout_s=5"], log) as job:
+    with torchrun.Job([*arguments, "steps=1000", "timeout_s=5"], log) as job:
         wait_for_steps(tmp_path / "run")
         os.kill(job.workers()[1], number)
         assert torchrun.wait_for(lambda: not torchrun.is_alive(job.workers()[0]), 30)
@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
 
 
 def test_of_several_ranks_the_one_that_failed_has_the_last_word(arguments, log):
-    with torchrun.started([*arguments, "task=finetune", "batch_size=3"], log) as job:
+    with torchrun.Job([*arguments, "task=finetune", "batch_size=3"], log) as job:
         assert job.wait() == [1]
         said = job.said()
     assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
@@ -130,7 +130,7 @@ def test_nodes_that_do_not_share_the_run_directory_are_noticed(arguments, log, t
     shutil.rmtree(tmp_path / "0/run/checkpoints/step-00000006")
     (tmp_path / "1").mkdir()
     arguments = [*arguments, "run=run", "global_batch=null", "batch_size=2"]
-    with torchrun.started(arguments, log, before=partial(torchrun.enter_own_folder, tmp_path)) as job:
+    with torchrun.Job(arguments, log, before=partial(torchrun.enter_own_folder, tmp_path)) as job:
         assert job.wait() == [1]
         assert "error: the ranks of this run find different checkpoints in run" in job.said()
     assert saved_steps(tmp_path / "0/run") == [3], "it went on"
