@@ -156,6 +156,7 @@ def evaluate_neighbors(options: argparse.Namespace) -> None:
     if results:
         say(results)
         if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
             about = {"checkpoint": options.checkpoint, "knn": options.knn}
             write_json(options.output / "results.json", results | about)
 
@@ -233,6 +234,7 @@ def list_predictions(found: Predictions, dataset: ShardDataset) -> list[tuple[st
 
 
 def write_results(folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(("key", "source", "label", "predicted", "probability"))

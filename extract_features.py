@@ -184,6 +184,7 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
     """Write features.json; raise InputError if OUT was begun with other settings."""
     file = output / "features.json"
     if not file.exists():
+        output.mkdir(parents=True, exist_ok=True)
         write_json(file, settings)
     elif (before := json.loads(file.read_text(encoding="utf-8"))) != settings:
         other = ", ".join(name for name in settings | before if before.get(name) != settings.get(name))
@@ -329,7 +330,9 @@ def save_features(options: argparse.Namespace, video: Features) -> None:
         names = ("key", "source", "segment", "offset", "label", "incomplete")
         metadata = {name: getattr(video, name) for name in names}
         metadata |= {"episode": str(video.fields.get("episode", "")), "fields": json.dumps(video.fields)}
-        with atomic_write(find_output(options, video)) as partial_file:
+        file = find_output(options, video)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as partial_file:
             SAVE[options.format](partial_file, video.stack(), metadata)
         video.buffers.clear()
 

@@ -64,6 +64,7 @@ def main(options: argparse.Namespace) -> None:
         batch = next(loader.batches(options.first))
     rows = make_rows(dataset, plan.batch(options.first), batch)
 
+    options.output.mkdir(parents=True, exist_ok=True)
     columns = min(COLUMNS, num_frames)
     frames = [column * num_frames // columns for column in range(columns)]
     save_image(render_sheet(rows, frames, Layout.fit(rows, columns)), options.output / "preview.png")

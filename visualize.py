@@ -61,6 +61,7 @@ def visualize(options: argparse.Namespace) -> None:
     # Neither in a checkpoint's directory, which is deleted when there are newer ones, nor in a cache.
     folder = (run_of(find_file(run)) or run) if Path(options.run).exists() else Path()
     output = options.output or (folder if folder.is_dir() else Path()) / "figures"
+    output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
     for clip in progress_bar(clips, unit="clip", desc="figures"):

@@ -145,6 +145,7 @@ class Report:
         }
 
     def write(self, rows: list[Row]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         table = {"about": self.about, "notes": self.notes, "rows": rows}
         write_json(self.folder / f"{self.name}.json", table)
 

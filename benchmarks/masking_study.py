@@ -130,6 +130,7 @@ class Study:
         row: Row = {**asdict(point), **{name: self.report.about[name] for name in ("device", "commit")}}
         for task, overrides in settings.items():
             row |= self.run_task(task, overrides, self.folder / "runs" / point.name)
+        result.parent.mkdir(parents=True, exist_ok=True)
         write_json(result, {"settings": settings, "row": row})
 
     def run_task(self, task: str, settings: list[str], runs: Path) -> Row:

@@ -17,9 +17,8 @@ from common.errors import name_disk_errors
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a path next to `path` for a new file or folder; rename it to `path` if the block succeeds, else delete it.
 
-    The folder that it is in is made if it is missing. Disk errors of the block that name no file name `path` then.
+    Disk errors of the block that name no file name `path` then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
