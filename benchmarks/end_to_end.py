@@ -20,10 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, in_fresh_process, measure_cases, noise_clip, print_table, require
 from benchmarks.pipeline_throughput import open_loader, prepare_shards
 from benchmarks.step import PretrainingStep, measure_step
+from common.arguments import between
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
 from model.config import SIZES, ModelConfig
@@ -48,8 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_videos(["h264", "mjpeg"])
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--steps", type=PositiveInt, help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
-    parser.add_argument("--rounds", type=PositiveInt, default=3)
+    parser.add_argument("--steps", type=between(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
+    parser.add_argument("--rounds", type=between(1), default=3)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     options = parser.parse_args(arguments)
     device = choose_device()

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 import benchmarks.peers.token_path as published
-from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, noise_clip, require, time_calls
+from common.arguments import between
 from common.devices import choose_device
 from common.errors import run_command
 from kernels.clip_tables import color_matrix, frame_bytes
@@ -190,9 +191,9 @@ OPS: dict[str, Callable[[Inputs], Op]] = {make.__name__.removesuffix("_op"): mak
 
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("--batch-size", type=PositiveInt, nargs="+", help="default: 64 and 256 on a GPU, else 2 and 8")
+    parser.add_argument("--batch-size", type=between(1), nargs="+", help="default: 64 and 256 on a GPU, else 2 and 8")
     parser.add_argument("--op", choices=list(OPS), nargs="+", default=list(OPS))
-    parser.add_argument("--repetitions", type=PositiveInt, default=20)
+    parser.add_argument("--repetitions", type=between(1), default=20)
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"

@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
 from benchmarks.linear_baseline import classify, encode_videos
+from common.arguments import between
 from common.atomic_io import write_json
 from common.devices import choose_device
 from common.errors import InputError, run_command
@@ -95,7 +96,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}")
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--labels", type=PositiveInt, help="labeled videos to learn from (default: all)")
+    parser.add_argument("--labels", type=between(1), help="labeled videos to learn from (default: all)")
     return parser.parse_args(arguments)
 
 

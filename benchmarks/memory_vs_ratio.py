@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.accounting import FIXED, RESERVE_GPU, Account, count_flops, predict
-from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import ROOT, Report, Row, in_fresh_process, measure_cases, print_table
 from benchmarks.step import measure_config
+from common.arguments import between
 from common.devices import choose_device
 from common.errors import InputError, run_command
 from common.logging import format_bytes, log
@@ -54,7 +55,7 @@ PAPERS = Point(0.95)
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=PositiveInt, help="clips to predict for (default: the run's, or 16)")
+    parser.add_argument("--batch-size", type=between(1), help="clips to predict for (default: the run's, or 16)")
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
     options = parser.parse_args(arguments)

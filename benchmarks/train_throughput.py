@@ -16,10 +16,11 @@ import torch
 
 from benchmarks import harness
 from benchmarks.accounting import count_flops
-from benchmarks.arguments import ArgumentParser, PositiveInt
+from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, in_fresh_process, matmul_tflops, measure_cases, noise_clip, print_table
 from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
 from benchmarks.step import measure_config, measure_step
+from common.arguments import between
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
 from model.adamae import AdaMAE
@@ -131,9 +132,9 @@ def speed(row: Row) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=PositiveInt, nargs="+", help="default: 64 and 128 on a GPU, 2 on a CPU")
-    parser.add_argument("--rounds", type=PositiveInt, default=2)
-    parser.add_argument("--repetitions", type=PositiveInt, help="steps per round; default: 30 on a GPU, 4 on a CPU")
+    parser.add_argument("--batch-size", type=between(1), nargs="+", help="default: 64 and 128 on a GPU, 2 on a CPU")
+    parser.add_argument("--rounds", type=between(1), default=2)
+    parser.add_argument("--repetitions", type=between(1), help="steps per round; default: 30 on a GPU, 4 on a CPU")
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"

@@ -18,7 +18,7 @@ def test_a_wrong_argument_is_one_sentence() -> None:
     parser = ArgumentParser("Measures.")
     parser.add_videos([])
     for argument, says in (
-        ("--batch-size=0", "--batch-size: invalid PositiveInt value: '0'"),
+        ("--batch-size=0", "--batch-size: it must be at least 1, not 0"),
         ("--codes", "there is no option --codes: did you mean --encodes"),
     ):
         with pytest.raises(InputError, match=says):
