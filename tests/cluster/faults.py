@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for object_store and tiny,
 import torch
 from network import Network
 from object_store import S3Server, environment, upload
+from processes import send, wait_for
 from runs import is_same, load_weights, saved_steps
 from tiny import TINY
-from torchrun import Job, send, wait_for
+from torchrun import Job
 
 from benchmarks.harness import RESULTS, Report, Row
 from common.errors import InputError, run_command

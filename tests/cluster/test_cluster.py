@@ -11,8 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from faults import CHECKPOINT_EVERY, ROOT, SETTINGS, inject_all, make_shards, make_site
+from processes import wait_for
 from runs import read_rows, saved_steps
-from torchrun import free_port, wait_for
+from torchrun import free_port
 
 from training.config import parse
 

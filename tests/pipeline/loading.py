@@ -1,9 +1,7 @@
 """Shared by the tests of the loader: short plans, what clips show, and processes that others have started."""
 
-import signal
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -98,38 +96,3 @@ def list_workers() -> list[int]:
     """List the decode workers of this process."""
     children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
     return [int(pid) for pid in children if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-
-
-def are_asleep(processes: list[int]) -> bool:
-    """Tell whether all wait for something."""
-    return all(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "S" for pid in processes)
-
-
-def list_descendants(pid: int) -> list[int]:
-    found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return found + [pid for child in found for pid in list_descendants(child)]
-
-
-def wait_until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not happens():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.01)
-
-
-def wait_for_the_end(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)))
-
-
-def take_interrupts() -> None:
-    """Undo what a shell does to programs in its background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()  # nobody may have asked how it ended
-    except (FileNotFoundError, ProcessLookupError):
-        return False

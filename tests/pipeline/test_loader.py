@@ -13,16 +13,15 @@ import torch
 from loading import (
     CPU,
     RowsPlan,
-    are_asleep,
     check_frames,
     first_batches,
     list_workers,
     open_loader,
     plan_of,
     plan_one_video,
-    wait_until,
 )
 from made_videos import KINDS, broken_copy, encode, store, write_shards
+from processes import are_asleep, wait_for
 
 from common.errors import InputError
 from pipeline.config import DataConfig, Decoder
@@ -160,8 +159,8 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
         next(batches)
         with mmap.mmap(loader._memory.fileno(), 0) as memory:
             written = loader._layout.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
-            wait_until(lambda: all(memory[start : start + 9] != bytes(9) for start in written))
-            wait_until(lambda: are_asleep(list_workers()))
+            assert wait_for(lambda: all(memory[start : start + 9] != bytes(9) for start in written), 30)
+            assert wait_for(lambda: are_asleep(list_workers()), 30)
         next(batches)
         assert loader.counters["batches_ready"] == 2, "and no more"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import CPU, plan_of, wait_until
+from loading import CPU, plan_of
 from made_videos import encode, write_shards
 from object_store import S3Server, request, upload
 from pebble.concurrent import thread
+from processes import wait_for
 
 from common.errors import InputError
 from pipeline.config import DataConfig
@@ -149,7 +150,7 @@ def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: S3Server,
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject("silent", ".tar")
     asking = thread(lambda: next(loader.batches(0)))()
-    wait_until(lambda: any(line.endswith(".tar") for line in store.requests))
+    assert wait_for(lambda: any(line.endswith(".tar") for line in store.requests), 30)
     started = time.monotonic()
     loader.close()
     assert time.monotonic() - started < 20, "the store would be silent for ever"
@@ -188,7 +189,7 @@ def test_each_worker_downloads_its_shards_ahead(bucket: str, tmp_path: Path) -> 
         setup, memory = loader._pool._setup, loader._memory
     for worker, expected in ((1, ["000001"]), (0, ["000000", "000001", "000002"])):
         DecodeWorker(setup._replace(number=worker), memory, Pipe()[0]).read_ahead(Chunk(0, 0, 0, 0))
-        wait_until(lambda expected=expected: cached(tmp_path) == expected)
+        assert wait_for(lambda expected=expected: cached(tmp_path) == expected, 30)
 
 
 def test_copies_nobody_needs_make_room(bucket: str, short_shards: Path, tmp_path: Path) -> None:

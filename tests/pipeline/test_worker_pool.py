@@ -17,19 +17,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from loading import (
-    CPU,
-    check_first,
-    check_frames,
-    first_batches,
-    list_descendants,
-    list_workers,
-    open_loader,
-    plan_of,
-    take_interrupts,
-    wait_for_the_end,
-)
+from loading import CPU, check_first, check_frames, first_batches, list_workers, open_loader, plan_of
 from made_videos import encode, write_shards
+from processes import is_alive, list_descendants, take_interrupts, wait_for
 
 from common.errors import InputError
 from pipeline import worker_pool
@@ -194,7 +184,7 @@ def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
         assert len(workers) == (CONFIG.workers if count else 0)
         for _ in range(2):
             loader.close()
-        wait_for_the_end(workers)
+        assert wait_for(lambda pids=workers: not any(map(is_alive, pids)), 30)
         check_frames(used, plan_of(short, CONFIG), short)
     del used
     gc.collect()
@@ -235,7 +225,7 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9: ShardDataset, endi
         assert program.returncode in ((7,) if ending == "leave" else (1, *(-number for number in signal.Signals)))
         assert "terminate called" not in errors
         assert "core dumped" not in errors
-    wait_for_the_end(workers)
+    assert wait_for(lambda: not any(map(is_alive, workers)), 30)
 
 
 def test_what_a_worker_imports_is_not_pytorch() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from torchrun import wait_for
+from processes import wait_for
 
 from common.errors import run_command
 from training.config import parse

@@ -9,9 +9,9 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from processes import wait_for
 from runs import is_same, load_weights, read_rows
 from tiny import TINY
-from torchrun import wait_for
 
 from common.errors import InputError
 from train import train

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torchrun
+from processes import is_alive, send, wait_for
 from runs import is_same, load_weights, read_rows, saved_steps
 
 from train import train
@@ -29,7 +30,7 @@ def log(tmp_path) -> Path:
 
 
 def wait_for_steps(run: Path, number: int = 2) -> None:
-    assert torchrun.wait_for(lambda: len(read_rows(run)) >= number, 120)
+    assert wait_for(lambda: len(read_rows(run)) >= number, 120)
 
 
 def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log, tmp_path):
@@ -68,11 +69,11 @@ def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(argum
     for _ in range(20):
         with torchrun.Job([*arguments, "checkpoint_every=1"], log) as job:
             steps = len(read_rows(run))
-            torchrun.wait_for(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
+            wait_for(lambda steps=steps: len(read_rows(run)) > steps or job.is_over(), 120)
             time.sleep(dice.uniform(0, 0.3))
             if job.is_over():
                 break
-            torchrun.send(job.workers().values(), signal.SIGKILL)
+            send(job.workers().values(), signal.SIGKILL)
             kills += 1
     assert kills > 1
     torchrun.run(arguments, log)
@@ -104,7 +105,7 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, t
     to_all = number in (signal.SIGTERM, signal.SIGUSR1)  # the others to torchrun alone
     with torchrun.Job([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
         wait_for_steps(tmp_path / "run")
-        torchrun.send(job.processes() if to_all else [job.agents[0].pid], number)
+        send(job.processes() if to_all else [job.agents[0].pid], number)
         assert job.gone(20), job.said()
         assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
 
@@ -114,7 +115,7 @@ def test_a_rank_that_does_not_answer_is_named(arguments, log, tmp_path, number):
     with torchrun.Job([*arguments, "steps=1000", "timeout_s=5"], log) as job:
         wait_for_steps(tmp_path / "run")
         os.kill(job.workers()[1], number)
-        assert torchrun.wait_for(lambda: not torchrun.is_alive(job.workers()[0]), 30)
+        assert wait_for(lambda: not is_alive(job.workers()[0]), 30)
         assert f"error: rank 1 on {os.uname().nodename} does not answer" in job.said()
 
 

@@ -11,8 +11,8 @@ import forked
 import pytest
 import torch
 from made_videos import broken_copy, encode, write_shards
+from processes import wait_for
 from runs import is_same, load_weights, read_rows, saved_steps
-from torchrun import wait_for
 
 from common.errors import InputError
 from model.weights import pretrained
