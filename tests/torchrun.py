@@ -82,9 +82,7 @@ class Job:
 
     def wait(self, seconds: float = 120) -> list[int | None]:
         """Return the exit codes of the agents, once they have ended or so many seconds have passed."""
-        deadline = time.monotonic() + seconds
-        for agent in self.agents:
-            agent.join(max(0, deadline - time.monotonic()))
+        wait_for(self.is_over, seconds)
         return [agent.exitcode for agent in self.agents]
 
     def is_over(self) -> bool:

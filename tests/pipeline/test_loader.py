@@ -10,16 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loading import (
-    CPU,
-    RowsPlan,
-    check_frames,
-    first_batches,
-    list_workers,
-    open_loader,
-    plan_of,
-    plan_one_video,
-)
+from loading import CPU, RowsPlan, check_frames, first_batches, list_workers, open_loader, plan_of, plan_one_video
 from made_videos import KINDS, broken_copy, encode, store, write_shards
 from processes import are_asleep, wait_for
 
