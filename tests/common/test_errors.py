@@ -94,7 +94,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys) -> Non
 
 def test_a_failed_write_names_its_file_and_leaves_the_old_one_and_nothing_else(tmp_path: Path, capsys) -> None:
     """A name that is not UTF-8 survives."""
-    file, value = tmp_path / "new folder/a.json", {"source": os.fsdecode(b"caf\xe9.mp4"), "ratio": "ρ"}
+    file, value = tmp_path / "a.json", {"source": os.fsdecode(b"caf\xe9.mp4"), "ratio": "ρ"}
     write_json(file, value)
 
     def fail_halfway() -> None:
