@@ -18,10 +18,12 @@ SETTINGS = [*TINY, "device=cuda", "precision=bf16", "steps=17", "log_every=100",
 SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 
-def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, **settings: Any) -> list[dict[str, Any]]:
+def count_steps(
+    library: Path, runs: list[list[str]], gpus: int = 1, last: int = LAST, **settings: Any
+) -> list[dict[str, Any]]:
     """Train with each list of arguments; return what the counted steps called."""
     with TemporaryDirectory() as output:
-        arguments = [output, FIRST, LAST, json.dumps(runs)]
+        arguments = [output, FIRST, last, json.dumps(runs)]
         done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **settings)
         assert done.returncode == 0, done.stderr
         found = [json.loads(line) for path in Path(output).iterdir() for line in path.read_text().splitlines()]
@@ -39,12 +41,13 @@ def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
     library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
     """The next batch is uploaded during a step, as soon as it is ready."""
-    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}"]
-    (found,) = count_steps(library, [arguments])
-    calls, steps = found["calls"], LAST - FIRST + 1
+    arguments = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={tmp_path / 'run'}", "steps=21"]
+    (found,) = count_steps(library, [arguments], last=20)
+    calls, steps = found["calls"], 20 - FIRST + 1
     assert calls["launches"] <= 378 * steps  # with torch 2.11; 366 with 2.15
     assert abs(calls["LAUNCH crop_resize_kernel"] - steps) <= 1
-    assert abs(calls["COPY pinned to device"] - 4 * steps) <= 1, "frames of one chunk, tables, labels, positions"
+    # Frames of one chunk, tables, labels and positions; those of a batch may fall into a step beside the counted ones.
+    assert abs(calls["COPY pinned to device"] - 4 * steps) <= 4
     whole_frames = 4 * 4 * 64 * 64 * 3 // 2  # bytes of a step: 4 clips of 4 frames in yuv420p
     assert 0.3 * whole_frames < calls["BYTES pinned to device"] / steps < 0.9 * whole_frames, "the crops alone"
 
