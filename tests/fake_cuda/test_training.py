@@ -18,13 +18,11 @@ SETTINGS = [*TINY, "device=cuda", "precision=bf16", "steps=17", "log_every=100",
 SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 
-def count_steps(
-    library: Path, runs: list[list[str]], gpus: int = 1, last: int = LAST, **settings: Any
-) -> list[dict[str, Any]]:
+def count_steps(library: Path, runs: list[list[str]], gpus: int = 1, last: int = LAST, **gpu_is: Any) -> list[Any]:
     """Train with each list of arguments; return what the counted steps called."""
     with TemporaryDirectory() as output:
         arguments = [output, FIRST, last, json.dumps(runs)]
-        done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **settings)
+        done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **gpu_is)
         assert done.returncode == 0, done.stderr
         found = [json.loads(line) for path in Path(output).iterdir() for line in path.read_text().splitlines()]
     assert "attention by FLASH_ATTENTION" in done.stderr

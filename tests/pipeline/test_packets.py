@@ -1,14 +1,16 @@
 """Frames straight from packets are those that FFmpeg's demuxer leads to, and whatever is unusual takes that way."""
 
+import io
 import struct
 from collections.abc import Callable
 
+import av
 import numpy as np
 import pytest
 from made_videos import KINDS, cut_video, encode, store
 
-from pipeline.decoding.packets import read_header
-from pipeline.decoding.video import Video
+from pipeline.decoding.packets import IDENTITY, read_header
+from pipeline.decoding.video import Video, count_turns
 from pipeline.shards.gops import VideoSlice, read_fragments
 from pipeline.video_error import VideoError
 from shard_tools.encoding.codecs import CODECS
@@ -18,8 +20,9 @@ Frames = dict[int, np.ndarray]
 
 
 def decode(video: VideoSlice) -> Frames:
+    """The frames, upright."""
     frames = Video(video.data, video.num_frames, video.in_groups).frames(video.numbers)
-    return {number: frame.to_ndarray(format="rgb24") for number, frame in frames}
+    return {number: np.rot90(frame.to_ndarray(format="rgb24"), count_turns(frame)) for number, frame in frames}
 
 
 def decode_by_demuxer(video: VideoSlice) -> Frames:
@@ -63,15 +66,21 @@ def change_extradata(data: bytes) -> bytes:
     return changed(data, sets, sets[:9] + bytes(byte ^ 0x55 for byte in sets[9:]))
 
 
+def turn_track(data: bytes) -> bytes:
+    """Turn the track's matrix, which comes behind the movie's, by 180 degrees."""
+    before, _, after = data.rpartition(IDENTITY)
+    turned = before + struct.pack(">9I", 0xFFFF0000, 0, 0, 0, 0xFFFF0000, 0, 0, 0, 1 << 30) + after
+    with av.open(io.BytesIO(turned)) as container:
+        assert abs(next(container.decode(video=0)).rotation) == 180
+    return turned
+
+
 UNUSUAL: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "reordered": (lambda _: encode(24, **KINDS["h264 with B-frames"]), ""),  # type: ignore[arg-type]
     "webm": (lambda _: encode(24, **KINDS["vp9"]), ""),  # type: ignore[arg-type]
     "not fragmented": (lambda _: encode(24, width=65, height=49, pix_fmt="yuv444p"), ""),
     "no extradata": (lambda data: changed(data, b"avcC", b"skip"), "cannot be opened"),
-    "mirrored": (
-        lambda data: changed(data, struct.pack(">3I", 1 << 16, 0, 0), struct.pack(">3I", 0xFFFF0000, 0, 0)),
-        "frame 1 does not decode",
-    ),
+    "upside down": (turn_track, ""),
     "two tracks": (lambda data: changed(data, b"udta", b"trak"), ""),
     "edit list": (lambda data: changed(data, b"udta", b"edts"), ""),
     "extradata of another video": (change_extradata, "Invalid data"),
