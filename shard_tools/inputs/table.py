@@ -86,7 +86,8 @@ class Inputs:
             WHERE id = items.rowid AND number > 1""")
         self._table.run("""CREATE TEMP TABLE repeated AS SELECT source, min(rowid), count(*), min(ifnull(labels, '')),
             max(ifnull(labels, '')) FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1""")
-        for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):  # not of what it deletes
+        # From a table of its own: what a SELECT gives of rows that are deleted meanwhile is not defined.
+        for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):
             self.num_repeated += count - 1
             self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
             if one != other:
