@@ -23,6 +23,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from common.arguments import ArgumentParser
+from common.arithmetic import ceil_div
 from common.cpus import count_cpus
 from common.errors import InputError, parse_early, run_command
 from common.logging import format_bytes, format_duration, log
@@ -154,7 +155,7 @@ def main(options: argparse.Namespace) -> int:
         return 1
     with Distributed(config.device, config.timeout_s) as dist:
         config.global_batch = config.clips_per_step(dist.world_size)
-        config.batch_size = min(config.batch_size, -(-config.global_batch // dist.world_size))
+        config.batch_size = min(config.batch_size, ceil_div(config.global_batch, dist.world_size))
         run, is_intact = PlannedRun(config, options.shards, options.seconds, dist), True
         for name, check in CHECKS.items():
             is_intact &= all(dist.gather(report(name, check(run))))

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from benchmarks.harness import noise_clip
 from benchmarks.step import PretrainingStep, make_config
 from common import devices
+from common.arithmetic import ceil_div, round_up
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from training.optimizer import update
@@ -188,8 +189,11 @@ def column_sum_workspace(rows: int, width: int) -> int:
     keep all multiprocessors busy with 16 to 256 rows a thread; its global_memory_size multiplies what they hand over by
     a block's 128 columns.
     """
-    columns, rows = -(-width // 128), -(-rows // 4)
-    blocks = max(min(-(-16 * MULTIPROCESSORS // columns), -(-rows // 16)), -(-rows // 256))
+    columns = ceil_div(width, 128)
+    rows = ceil_div(rows, 4)
+    blocks_that_fill = ceil_div(16 * MULTIPROCESSORS, columns)
+    blocks = min(blocks_that_fill, ceil_div(rows, 16))
+    blocks = max(blocks, ceil_div(rows, 256))
     return 4 * width * blocks * 128 if blocks > 1 else 0
 
 
@@ -200,13 +204,16 @@ def attention_workspace(q: Tensor) -> int:
     32; if it must be deterministic, as many of these as it takes to give every multiprocessor a head.
     """
     batch, heads, rows, width = q.shape
-    rows, width = -(-rows // 128) * 128, -(-width // 32) * 32
-    splits = -(-MULTIPROCESSORS // (batch * heads)) if torch.are_deterministic_algorithms_enabled() else 1
+    rows = round_up(rows, 128)
+    width = round_up(width, 32)
+    splits = 1
+    if torch.are_deterministic_algorithms_enabled():
+        splits = ceil_div(MULTIPROCESSORS, batch * heads)
     return 4 * batch * heads * rows * (1 + splits * width)
 
 
 def _allocated(storage: torch.UntypedStorage) -> int:
-    return -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
+    return round_up(storage.nbytes(), ALLOCATION_UNIT)
 
 
 @contextmanager

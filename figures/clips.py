@@ -12,6 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from common.arithmetic import ceil_div
 from common.errors import InputError
 from common.logging import log, printable
 from pipeline.config import DataConfig
@@ -65,7 +66,7 @@ def read_clips(
         sources = list(_list_sources(place, data))
         if not sources:
             raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
-        for source in sources[:: -(-len(sources) // limit)]:
+        for source in sources[:: ceil_div(len(sources), limit)]:
             sample = source.sample
             try:
                 total, fps = (sample.num_frames, sample.fps) if sample else count_frames(source.file)

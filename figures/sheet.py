@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
+from common.arithmetic import ceil_div
 from common.atomic_io import atomic_write
 
 MIN_WIDTH = 1600  # pixels of a sheet
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
     @classmethod
     def fit(cls, rows: Sequence[Row], num_columns: int, min_width: int = MIN_WIDTH) -> "Layout":
         label, min_cell = min_width * 3 // 16, min_width * MIN_CELL // MIN_WIDTH
-        width = max(-(-(min_width - label) // num_columns) - GAP, min_cell)
+        width = max(ceil_div(min_width - label, num_columns) - GAP, min_cell)
         return cls(label, width, round(width / max(row.aspect for row in rows)), min_width // 80)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from common.arithmetic import round_up
 from common.errors import InputError
 
 # Weights of red and blue in luma: ITU-R BT.601-7 §2.5.1, BT.709-6 §3.2, BT.2020-2 table 4 (non-constant luminance).
@@ -31,7 +32,7 @@ def lay_out_tables(batch: int, frames: int) -> list[tuple[str, tuple[int, ...]]]
 def slice_tables(batch: int, frames: int) -> list[slice]:
     """Return where in a block of bytes each table lies: one after the other, at multiples of 8."""
     sizes = [math.prod(shape) * np.dtype(name).itemsize for name, shape in lay_out_tables(batch, frames)]
-    starts = accumulate((-(-size // 8) * 8 for size in sizes), initial=0)
+    starts = accumulate((round_up(size, 8) for size in sizes), initial=0)
     return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
 
 

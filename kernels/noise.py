@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.arithmetic import ceil_div
+
 ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
@@ -16,7 +18,7 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
 
     `seed` and `offset` are 0-d int64 tensors. 32-bit words are kept in int64, where a product keeps its low 64 bits.
     """
-    words = -(-count // 4)
+    words = ceil_div(count, 4)
     row = (offset + torch.arange(rows, device=seed.device))[:, None]
     block = torch.arange(words, device=seed.device)[None, :]
     # Pairs of constants are computed: one that is copied to a GPU waits for it.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
+from common.arithmetic import round_up
 from common.errors import InputError
 from common.logging import format_bytes
 from kernels.clip_tables import count_table_bytes, view_tables
@@ -47,13 +48,13 @@ class BlockLayout(NamedTuple):
 
     @property
     def tables_start(self) -> int:
-        return -(-self.num_clips * self.slot_bytes // ALIGNMENT) * ALIGNMENT
+        return round_up(self.num_clips * self.slot_bytes, ALIGNMENT)
 
     @property
     def block_bytes(self) -> int:
         """Whole pages, as blocks are mapped one by one."""
         size = self.tables_start + count_table_bytes(self.num_clips, self.clip_shape[0])
-        return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        return round_up(size, mmap.PAGESIZE)
 
     def slice_tables(self, num_clips: int) -> slice:
         """Return where the tables of a batch of so many clips lie."""

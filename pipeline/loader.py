@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from common.arithmetic import ceil_div
 from common.devices import to_device
 from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
@@ -200,7 +201,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         crops, most = self._plan.crops_per_decode, self._plan.batch_size
         num_videos = most // crops * self.config.prefetch // (2 * self.config.workers)
         size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
-        for number, first in enumerate(range(0, batch.num_clips, size), batch.number * -(-most // size)):
+        for number, first in enumerate(range(0, batch.num_clips, size), batch.number * ceil_div(most, size)):
             use_dali = self._use_dali and is_in_share(self._share, number)
             yield Chunk(batch.number, first, min(size, batch.num_clips - first), batch.block_number, use_dali)
 

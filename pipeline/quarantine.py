@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from common.errors import InputError
-from pipeline.jsonl import append_line, end_last_line, read_jsonl
+from common.jsonl import append_line, end_last_line, read_jsonl
 from pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.

@@ -9,18 +9,20 @@ The state of a run lies in OUTPUT/.work:
 so that a run that was killed repeats only what is missing, and ends with the same bytes as one that was not.
 """
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from common.atomic_io import write_text
 from common.errors import InputError
+from common.locks import exclusive_lock
 from pipeline.shards.format import (
     PLAN_FILE,
     REJECTED_FILE,
@@ -59,16 +61,12 @@ class Build:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.folder} cannot be made ({error.strerror}): give another output folder") from error
-        path = self.folder / f".part-{self.part}.lock"
-        with path.open("w") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                stack.enter_context(_passing_lock(self.folder / f".part-{self.part}.lock", wait=False))
+            except Timeout:
                 raise InputError(f"{self.folder} is locked by another run: wait for it to end") from None
-            try:
-                yield
-            finally:
-                path.unlink()
+            yield
 
     def plan(self, inputs: Inputs, classes: list[str]) -> Plan | None:
         """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
@@ -253,9 +251,18 @@ def read_rejects(folder: Path) -> dict[str, str]:
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Wait for, and hold, the lock on a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with _passing_lock(folder / ".lock", wait=True):
         yield
-    finally:
-        os.close(descriptor)
+
+
+@contextmanager
+def _passing_lock(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold an exclusive lock, and remove its file from the dataset at the end.
+
+    Whoever waits for a file that has been removed makes a new one, and waits for that.
+    """
+    with exclusive_lock(path, wait=wait):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

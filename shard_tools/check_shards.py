@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
-        with lock_folder(folder), explain_full_disk():
+        with explain_full_disk(), lock_folder(folder):
             publish_tables(folder, read_dataset_info(folder))
     info = read_dataset_info(folder)
     problems = list(check_tables(folder, info))

@@ -157,7 +157,7 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
     stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
     if settings.fps or not len(frames) or (wanted := largest_stride(frames, num_frames)) >= stride:
         return
-    short = int((-(-frames // stride) < num_frames).sum())
+    short = int((np.ceil(frames / stride) < num_frames).sum())
     log(
         f"WARNING: {short} of {len(frames)} videos would have fewer than {num_frames} frames, of which one of every"
         f" {stride} is stored: give --frame-stride {wanted}, and train with data.frame_stride={wanted}",

@@ -1,6 +1,5 @@
 """Run jobs in local processes or on a Ray cluster. A job that crashes or hangs costs itself and no other one."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -17,10 +16,10 @@ from pebble import ProcessExpired, ProcessPool
 from pebble.pool.process import WORKERS_NAME
 
 from common.errors import InputError
+from common.processes import end_with_parent
 
 START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
-PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 
 RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
 
@@ -89,11 +88,6 @@ class Processes:
                 process.kill()
                 process.join()
         self._pool.join()
-
-
-def end_with_parent() -> None:
-    """End this process as soon as its parent is gone, even in the middle of a job."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class RayCluster:

@@ -1,6 +1,5 @@
 """The ranks of a run: which one this process is, on which device, and the few values that they exchange besides DDP."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from common.devices import choose_device
 from common.errors import PeerLostError
+from common.processes import end_with_parent
 from pipeline.reading.storage import call_with_timeout
 
-PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
 PEER_TIMEOUT_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
 NCCL_LATER_S = 60.0  # NCCL aborts the process without a sentence: gloo, which can name a rank, must time out before
 
@@ -51,8 +50,9 @@ class Distributed:
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def __enter__(self) -> "Distributed":
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # workers survive a torchrun that is killed
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # Ranks survive a torchrun that is killed.
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_parent(signal.SIGTERM)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world_size > 1:

@@ -27,10 +27,10 @@ from torch.utils.tensorboard import SummaryWriter
 from common.atomic_io import write_text
 from common.devices import choose_precision, get_device_name
 from common.errors import InputError, name_disk_errors
+from common.jsonl import read_jsonl
 from common.logging import escape
 from common.progress import progress_bar
 from figures.sheet import save_image
-from pipeline.jsonl import read_jsonl
 from pipeline.loader import ClipLoader
 from training.config import TrainConfig, to_yaml
 from training.distributed import Distributed

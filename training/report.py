@@ -14,8 +14,8 @@ import jinja2
 from matplotlib.figure import Figure
 
 from common.atomic_io import write_text
+from common.jsonl import read_jsonl
 from common.logging import format_duration, printable
-from pipeline.jsonl import read_jsonl
 from training.config import TrainConfig, changed_keys
 from training.logger import read_rows
 from training.summary import describe_scores, find_result

@@ -5,7 +5,6 @@ A run in object storage has such a directory on every node too, from which train
 copied to host memory at once, and hashed, written and uploaded by a thread beside training.
 """
 
-import fcntl
 import math
 import shutil
 import sys
@@ -17,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import Timeout
 from pebble.concurrent import thread
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from common.atomic_io import write_text
 from common.errors import InputError
+from common.locks import exclusive_lock
 from common.logging import log
 from model.weights.pretrained import find_file, run_config
 from pipeline.reading.storage import is_remote
@@ -157,10 +158,9 @@ class RunDir:
 
     def _hold(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = stack.enter_context((self.path / ".lock").open("w"))
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))
+        except Timeout as error:
             raise InputError(f"{self.path} is locked by another training job: wait for it, or set run=") from error
         stack.callback(self._remove_if_unused)
         for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from common.arithmetic import ceil_div
 from common.errors import InputError
 from common.logging import log_note
 from pipeline.config import DataConfig
@@ -127,7 +128,7 @@ class Dali:
         try:
             if not self._graphs:
                 crops = self._plan.crops_per_decode
-                max_videos = -(-self._plan.batch_size // crops // self._num_graphs)
+                max_videos = ceil_div(self._plan.batch_size, crops * self._num_graphs)
                 sizes = crops * CLIPS_PER_VIDEO, self._plan.frame_size, max_videos
                 self._graphs.extend(DaliGraph(self._device, *sizes) for _ in range(self._num_graphs))
             joined = join_videos(videos, block)

@@ -6,9 +6,7 @@ but not PyTorch, and opens the dataset and the plan by itself. Of the batches it
 a pure function of its fields, so it can be sent to any worker, again and again.
 """
 
-import ctypes
 import os
-import signal
 import time
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,6 +21,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from common.errors import InputError
+from common.processes import end_with_parent
 from kernels.clip_tables import color_matrix
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
@@ -106,7 +105,7 @@ def worker_main(socket: int, file: int) -> None:
         try:
             setup: WorkerSetup = connection.recv()
             if setup.ends_with_thread:  # the end of the pipe tells as well, but not a worker that was stopped
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+                end_with_parent()
             worker = DecodeWorker(setup, ClipMemory(setup.layout, file), connection)
         except Exception as error:  # the loader raises it
             connection.send(error)

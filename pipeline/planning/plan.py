@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from common.arithmetic import ceil_div
 from common.errors import InputError
 from pipeline.config import DEFAULT_STRIDE, DataConfig
 from pipeline.planning import augmentations, crops, rng
@@ -202,7 +203,7 @@ def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int)
             f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {multiple} clips: start"
             " fewer processes, or raise global_batch"
         )
-    rounds = -(-groups // (world_size * (most // multiple)))
+    rounds = ceil_div(groups, world_size * (most // multiple))
     size, larger = divmod(groups, world_size * rounds)
     smaller = world_size * rounds - larger  # passes, which come first: an empty one is the first of its rank
     starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from common.arithmetic import ceil_div
 from common.errors import InputError
 from pipeline.config import DataConfig
 from pipeline.planning import rng
@@ -72,7 +73,7 @@ class SampleOrder:
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
         self.epoch_size = int(self._places.sum())
-        self._num_blocks = -(-self.epoch_size // MIX_BLOCK)
+        self._num_blocks = ceil_div(self.epoch_size, MIX_BLOCK)
         self._mix_block = lru_cache(maxsize=2 * num_served)(self._shuffle_mix_block)
         streams = 2 * num_served * len(members)
         self._node_spans = lru_cache(maxsize=streams)(self._cut_spans)

@@ -6,7 +6,6 @@ that fits (docs/clusters.md), and needs no index. Room is made only of the copie
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -15,13 +14,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import Timeout
+
 from common.atomic_io import hash_file, sync
 from common.errors import InputError
+from common.locks import exclusive_lock, shared_lock
 from common.logging import log
 from pipeline.reading.storage import ObjectStore
 
@@ -63,7 +65,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
         # Kept for as long as this cache exists, so that nobody removes the shards of a dataset that is in use.
-        self._lease = lru_cache(maxsize=None)(partial(_lock, kind=fcntl.LOCK_SH))
+        self._lease = lru_cache(maxsize=None)(_lease)
         self._is_full = False  # other shards are read from the store because there is no room
         self._counts: Counter[str] = Counter()
 
@@ -104,7 +106,7 @@ class ShardCache:
         if not self._max_bytes:
             return None
         path = self.path(url, sha256)
-        self._lease(path.with_name(".in_use"))
+        self._lease(path.parent)
         if path.exists():
             return path
         if self._is_full:
@@ -171,25 +173,22 @@ def _partial(path: Path, size: int) -> Path:
     return path.with_name(f".{path.name}.{size}.partial")
 
 
-def _lock(path: Path, kind: int) -> BinaryIO:
-    """Take the lock of a file that is no link, until the file is closed. Raise BlockingIOError as flock does."""
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Return the lock of a copy among all processes, a context manager; make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")
-    except OSError as error:
-        if path.is_symlink():
-            raise InputError(f"{path} is a link: remove it, or name a directory of your own") from error
-        raise
-    fcntl.flock(file, kind)
-    return file
+    return exclusive_lock(path.with_name(f".{path.name}.lock"))
 
 
-def locked(path: Path) -> BinaryIO:
-    """Hold the lock of a file among all processes; a context manager."""
-    return _lock(path.with_name(f".{path.name}.lock"), fcntl.LOCK_EX)
+def _lease(folder: Path) -> BinaryIO:
+    """Keep the copies in a folder from being removed until the file is closed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return shared_lock(folder / ".in_use")
 
 
 def _is_in_use(folder: Path) -> bool:
-    with suppress(BlockingIOError), _lock(folder / ".in_use", fcntl.LOCK_EX | fcntl.LOCK_NB):
-        return False
-    return True
+    """Return whether a process has a dataset open whose copies lie in this folder."""
+    try:
+        with exclusive_lock(folder / ".in_use", wait=False):
+            return False
+    except Timeout:
+        return True

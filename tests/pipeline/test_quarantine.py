@@ -5,7 +5,7 @@ import json
 import pytest
 
 from common.errors import InputError
-from pipeline.jsonl import read_jsonl
+from common.jsonl import read_jsonl
 from pipeline.quarantine import MIN_CLIPS, Quarantine
 from pipeline.shards.dataset import ShardDataset
 

@@ -19,9 +19,9 @@ from pebble.concurrent import thread
 from processes import wait_for
 
 from common.errors import InputError
+from common.jsonl import append_line
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, DecodeWorker
-from pipeline.jsonl import append_line
 from pipeline.loader import ClipLoader
 from pipeline.reading import storage
 from pipeline.reading.cache import ShardCache, user_cache_dir
