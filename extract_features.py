@@ -100,9 +100,9 @@ from shard_tools.encoding.source import (
     subsample,
 )
 from shard_tools.inputs import Item, ListOptions, read_inputs
-from shard_tools.inputs.item import import_pyarrow
+from shard_tools.inputs.location import import_pyarrow, local_copy
 from shard_tools.plan import make_key
-from shard_tools.work import local_copy
+from shard_tools.segment import Segment
 from training.remote_run import local_run
 
 # Source frames since the video's or segment's first, seconds in the source, and the frame as the model takes it.
@@ -202,10 +202,10 @@ def list_videos(place: str, size: FrameSize, data: DataConfig) -> Iterator[Featu
     for item in read_inputs(place, ListOptions(asks=False)):
         # Its path below INPUT; where a list names a video outside of its folder, the key that shards would have.
         is_outside = item.source.startswith(("../", "/"))
-        segment = str(item.segment or "")
-        key = make_key(item.source, segment) if is_outside else item.name
+        key = make_key(item.source, item.segment) if is_outside else item.name
         read = partial(read_item, item, size, data)
-        yield Features(key, item.source, ", ".join(item.labels or ()), read, segment, json.loads(item.fields or "{}"))
+        labels = ", ".join(item.labels or ())
+        yield Features(key, item.source, labels, read, item.segment, json.loads(item.fields or "{}"))
 
 
 def list_samples(dataset: ShardDataset, prefix: str, size: FrameSize, data: DataConfig) -> Iterator[Features]:
@@ -244,7 +244,7 @@ def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
             require_complete(path, container, stream, timing.num_packets)
             aspect = stream.sample_aspect_ratio
         step = find_step(item.source, timing.rate, data)
-        first, end = find_ticks(item.segment, timing) if item.segment else (0, math.inf)
+        first, end = find_ticks(Segment.parse(item.segment), timing) if item.segment else (0, math.inf)
         scaler, frames = None, seek_frames(partial(open_source, path), timing, first)
         for count, frame in enumerate(subsample(frames, step, first)):
             if (tick := first + count * step) >= end:

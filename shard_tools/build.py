@@ -32,11 +32,11 @@ from pipeline.shards.format import (
     read_dataset_info,
     read_samples,
 )
-from shard_tools.inputs import Inputs, assign_class_ids
+from shard_tools.inputs import Item, ItemStore, assign_class_ids
 from shard_tools.inputs.item import split_name
-from shard_tools.plan import Plan, make_key, save_plan, shard_number, split_videos
+from shard_tools.plan import Plan, make_key, save_plan, shard_number
 from shard_tools.settings import COPY, Settings
-from shard_tools.work import CHANGED, Entry, Job, Outcome, is_done, read_outcome
+from shard_tools.work import CHANGED, Job, is_done, is_intact, make_sample, read_staged, reject, stage
 from shard_tools.write import publish_tables, write_card, write_shard
 
 EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode={}, shards=[])
@@ -68,7 +68,7 @@ class Build:
                 raise InputError(f"{self.folder} is locked by another run: wait for it to end") from None
             yield
 
-    def plan(self, inputs: Inputs, classes: list[str]) -> Plan | None:
+    def plan(self, inputs: ItemStore, classes: list[str]) -> Plan | None:
         """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
         with lock_folder(self.folder):
             self.info = read_if_described(self.folder)  # another part may have completed it
@@ -88,7 +88,7 @@ class Build:
             different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
             raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
 
-    def _save_plan(self, inputs: Inputs, classes: list[str]) -> None:
+    def _save_plan(self, inputs: ItemStore, classes: list[str]) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
         if self.info.shards:
             self._require_same_settings(self.info.encode)
@@ -99,7 +99,7 @@ class Build:
         rejects = set(read_rejects(self.folder))
         if self.settings.clip_seconds:  # pieces stand for their video
             rejects |= {split_name(name)[0] for name in rejects}
-        inputs.compare(self._list_stored(), rejects)
+        inputs.mark_stored(self._list_stored(), rejects)
         if change := inputs.find_change():  # it would not be stored again
             raise InputError(f"{self.folder} holds {change}: give another output folder")
         if self.settings.encode == COPY and inputs.has_segments:
@@ -109,9 +109,8 @@ class Build:
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
             raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
-        items = split_videos(inputs.new(), self.settings)
-        number = max((shard_number(shard.name) for shard in self.info.shards), default=-1) + 1
-        save_plan(self.plan_file, items, self.settings, names, inputs.new_problems(), number)
+        first = max((shard_number(shard.name) for shard in self.info.shards), default=-1) + 1
+        save_plan(self.plan_file, inputs, self.settings, names, first)
 
     def _list_stored(self) -> Iterator[tuple[str, str, tuple[str, ...] | None, int]]:
         """Yield source, segment, labels and bytes of what the dataset holds. Raise InputError if a shard is gone."""
@@ -125,42 +124,45 @@ class Build:
                     yield sample.source, segment, labels, sample.source_size
 
     def run(
-        self, plan: Plan, inputs: Inputs, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
-    ) -> Iterator[Outcome]:
-        """Process this part's videos, write each shard as soon as it can be, and yield what became of each entry."""
-        left = dict(plan.shards)  # entries without an outcome
+        self, plan: Plan, inputs: ItemStore, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
+    ) -> Iterator[Item]:
+        """Process this part's videos, write each shard as soon as it can be, and yield what became of each item."""
+        num_remaining = dict(plan.shards)
         for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
                 raise result
-            for stem, entry in job.entries.items():
-                outcome = read_outcome(stem)  # what was finished before a failure is kept
-                if outcome is None:  # the worker died or took too long
-                    outcome = Outcome(entry, reason=str(result))
-                    outcome.save(stem)
-                yield outcome
-                left[entry.shard] -= 1
-                if not left[entry.shard]:  # else the rest is another part's
-                    self._finish_shard(plan, entry.shard)
+            for stem, planned in job.items.items():
+                # What was finished before the worker died or took too long is kept.
+                item = read_staged(stem)
+                if item is None:
+                    item = reject(planned, str(result))
+                    stage(item, stem)
+                yield item
+                num_remaining[item.shard] -= 1
+                # A shard of which another part makes some samples does not come to zero here.
+                if num_remaining[item.shard] == 0:
+                    self._finish_shard(plan, item.shard)
 
-    def _make_jobs(self, plan: Plan, inputs: Inputs) -> Iterator[Job]:
+    def _make_jobs(self, plan: Plan, inputs: ItemStore) -> Iterator[Job]:
         for video in self.list_pending(plan):
-            for entry in video:
-                self._folder_of(entry.shard).mkdir(parents=True, exist_ok=True)
-            yield Job(inputs.location(video[0].source), {self._stem(it): it for it in video}, self.settings)
+            for item in video:
+                self._folder_of(item.shard).mkdir(parents=True, exist_ok=True)
+            items = {self._stem(item): item for item in video}
+            yield Job(inputs.location(video[0].source), items, self.settings)
 
     def _missing(self, plan: Plan) -> set[str]:
         """Return the shards that are not whole yet."""
         return {shard for shard in plan.shards if not self._marker(shard).exists()}
 
-    def list_pending(self, plan: Plan) -> Iterator[list[Entry]]:
+    def list_pending(self, plan: Plan) -> Iterator[list[Item]]:
         """Yield what missing shards need of each of this part's videos."""
         missing = self._missing(plan)
         for video in plan.videos():
-            pending = [entry for entry in video if entry.shard in missing]
+            pending = [item for item in video if item.shard in missing]
             if pending and self._part_of(video) == self.part:
                 yield pending
 
-    def _part_of(self, video: list[Entry]) -> int:
+    def _part_of(self, video: list[Item]) -> int:
         """Return the part that works on a video: that of its first shard."""
         return shard_number(video[0].shard) % self.num_parts
 
@@ -168,21 +170,33 @@ class Build:
         """Return where its staged results lie: looking one up takes as long as its folder is full."""
         return self.work_folder / "items" / shard.removesuffix(".tar")
 
-    def _stem(self, entry: Entry) -> Path:
-        return self._folder_of(entry.shard) / make_key(entry.source, entry.segment)
+    def _stem(self, item: Item) -> Path:
+        return self._folder_of(item.shard) / make_key(item.source, item.segment)
 
     def _marker(self, shard: str) -> Path:
         return self.work_folder / "shards" / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
-        found = [read_outcome(path.with_suffix("")) for path in self._folder_of(shard).glob("*.json")]
-        outcomes = sorted(filter(None, found), key=lambda outcome: outcome.entry.position)
-        if len(outcomes) != plan.shards[shard]:
+        """Write a shard of what is staged for it, and its marker. Raise InputError if something is missing."""
+        items = []
+        for path in self._folder_of(shard).glob("*.json"):
+            item = read_staged(path.with_suffix(""))
+            if item is not None:
+                items.append(item)
+        if len(items) != plan.shards[shard]:
             raise InputError(f"{self.folder} is not complete yet: run the same command again")
-        outcomes = [it if it.is_intact() else Outcome(it.entry, reason=CHANGED) for it in outcomes]
-        samples = [(outcome.sample, Path(outcome.video)) for outcome in outcomes if outcome.sample]
+        items.sort(key=lambda item: item.position)
+        class_ids = {name: number for number, name in enumerate(plan.classes)}
+        samples = []
+        rejected = {}
+        for item in items:
+            if not is_intact(item):
+                item = reject(item, CHANGED)
+            if item.problem is None:
+                samples.append(make_sample(item, make_key(item.source, item.segment), class_ids))
+            else:
+                rejected[item.name] = item.problem
         info = write_shard(self.folder, shard, samples) if samples else None
-        rejected = {outcome.entry.name: outcome.reason for outcome in outcomes if outcome.reason is not None}
         self._marker(shard).parent.mkdir(exist_ok=True)
         write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
         shutil.rmtree(self._folder_of(shard), ignore_errors=True)
@@ -196,7 +210,7 @@ class Build:
             missing = self._missing(plan)
             for video in plan.videos():
                 part = self._part_of(video)
-                if part != self.part and any(it.shard in missing and not is_done(self._stem(it)) for it in video):
+                if part != self.part and any(item.shard in missing and not is_done(self._stem(item)) for item in video):
                     return part
             for shard in sorted(missing):
                 self._finish_shard(plan, shard)

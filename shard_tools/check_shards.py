@@ -27,10 +27,10 @@ from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo,
 from shard_tools.build import lock_folder
 from shard_tools.encoding.encode import StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import TarMember
+from shard_tools.inputs.location import TarMember, local_copy
 from shard_tools.settings import COPY, Settings
 from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import explain, local_copy
+from shard_tools.work import explain
 from shard_tools.workers import ENGINES
 from shard_tools.write import hash_description, list_members, publish_tables
 

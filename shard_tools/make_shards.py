@@ -25,7 +25,7 @@ from pipeline.reading.storage import is_remote
 from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
 from shard_tools.build import Build, list_sources, read_rejects
 from shard_tools.inputs import (
-    Inputs,
+    ItemStore,
     LabelMap,
     ListOptions,
     Skipped,
@@ -147,7 +147,7 @@ def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
 
 def read_splits(
     arguments: argparse.Namespace, settings: Settings, label_map: LabelMap | None, names: list[str]
-) -> dict[str, Inputs]:
+) -> dict[str, ItemStore]:
     """Read the input of each split, say how it is understood, and what is wrong with it."""
     group_of = parse_group_by(arguments.group_by) if arguments.group_by else None
     known: dict[str, bool] = {}  # whether an earlier run holds a file out
@@ -168,11 +168,11 @@ def read_splits(
         for note in (*inputs.notes, inputs.describe()):
             log(note)
         inputs.require_usable(arguments.max_rejects, where)
-        warn_of_short_videos(inputs.choose(MAX_PROBED), settings)
+        warn_of_short_videos(inputs.sample(MAX_PROBED), settings)
     return splits
 
 
-def make_dataset(build: Build, arguments: argparse.Namespace, inputs: Inputs, classes: list[str]) -> int:
+def make_dataset(build: Build, arguments: argparse.Namespace, inputs: ItemStore, classes: list[str]) -> int:
     """Create, resume or extend one dataset; return the exit code."""
     run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
     with build.lock():
@@ -181,8 +181,9 @@ def make_dataset(build: Build, arguments: argparse.Namespace, inputs: Inputs, cl
         while plan := build.plan(inputs, classes):
             with progress_bar(unit="sample", total=sum(map(len, build.list_pending(plan)))) as bar:
                 rejected = 0
-                for outcome in build.run(plan, inputs, run_jobs):
-                    rejected += outcome.reason is not None
+                for item in build.run(plan, inputs, run_jobs):
+                    if item.problem is not None:
+                        rejected += 1
                     bar.set_postfix(rejected=rejected, refresh=False)
                     bar.update()
             if (other := build.finish(plan)) is not None:

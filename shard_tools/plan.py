@@ -6,7 +6,6 @@ and after any interruption. A video that turns out to be unusable leaves a gap a
 
 import hashlib
 import io
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO
 
 import av
 import fsspec
+import msgspec
 import numpy as np
 
 from common.atomic_io import atomic_write
@@ -30,11 +30,11 @@ from common.logging import log
 from model.config import ModelConfig
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.planning.plan import largest_stride
-from shard_tools.inputs import Item, Location, Segment
-from shard_tools.inputs.item import join_name
+from pipeline.shards.format import parse_line
+from shard_tools.inputs import Item, ItemStore, Location
+from shard_tools.inputs.item import dump_json, join_name
+from shard_tools.segment import Segment
 from shard_tools.settings import Settings
-from shard_tools.temp_table import TempTable
-from shard_tools.work import Entry
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 SHARD_NAME = "shard-{:06d}.tar"
@@ -43,44 +43,55 @@ THREADS = 16  # they wait for the disk, or for the network
 MAX_PROBED = 1000  # videos whose lengths are looked at: a second
 
 
+class PlanHead(msgspec.Struct, frozen=True):
+    """The first line of a plan: what holds for all of it."""
+
+    settings: dict[str, Any]
+    classes: list[str]
+    rejected: dict[str, str]  # samples that are known to be unusable, by name, with the reason
+    shards: dict[str, int]  # with the number of their items
+
+
 class Plan:
-    """The plan of a run: on disk a JSON line with what holds for all of it, then one per video, [entry, …]."""
+    """The plan of a run: on disk a line with its head, then a line per video, with the items that are made of it."""
 
     def __init__(self, path: Path) -> None:
-        """Read the first line; raise InputError if it is damaged."""
+        """Read the head; raise InputError if it is damaged."""
         self._path = path
         with self._open() as file:
-            told = json.loads(file.readline())
-            self.settings: dict[str, Any] = told["settings"]
-            self.classes: list[str] = told["classes"]
-            self.rejected: dict[str, str] = told["rejected"]  # sources that are known to be unusable, with the reason
-            self.shards: dict[str, int] = told["shards"]  # with the number of their entries
+            head = parse_line(file.readline(), PlanHead)
+        self.settings = head.settings
+        self.classes = head.classes
+        self.rejected = head.rejected
+        self.shards = head.shards
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         try:
             with self._path.open("rb") as file:
                 yield file
-        except (ValueError, TypeError, LookupError) as error:  # no JSON, or JSON of another shape
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self._path} is damaged ({error}): restore it, or start in another folder") from error
 
-    def videos(self) -> Iterator[list[Entry]]:
+    def videos(self) -> Iterator[list[Item]]:
         """Yield all that is made of each video, in the order in which shards are to be finished."""
         with self._open() as file:
             for line in islice(file, 1, None):
-                yield [Entry(*entry) for entry in json.loads(line)]
+                yield parse_line(line, list[Item])
 
 
-def save_plan(
-    path: Path, items: Iterable[Item], settings: Settings, classes: list[str], rejected: dict[str, str], first: int
-) -> None:
-    """Plan shards of the items, from number `first` on; write it down, if there is anything to do."""
-    shards, videos = assign_shards(items, settings, classes, first)
-    if shards or rejected:
-        told = {"settings": settings.to_json(), "classes": classes, "rejected": rejected, "shards": shards}
+def save_plan(path: Path, inputs: ItemStore, settings: Settings, classes: list[str], first: int) -> None:
+    """Plan shards of what is new in `inputs`, from number `first` on; write it down, if there is anything to do."""
+    if settings.clip_seconds is not None:
+        inputs.split(cut_pieces(inputs.new(), settings.clip_seconds, settings.fps))
+    shards, videos = assign_shards(inputs, settings, first)
+    head = PlanHead(settings.to_json(), classes, inputs.new_problems(), shards)
+    if head.shards or head.rejected:
         path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in chain([told], videos))
+            file.write(dump_json(head) + "\n")
+            for video in videos:
+                file.write(dump_json(video) + "\n")
 
 
 def shard_number(name: str) -> int:
@@ -88,41 +99,27 @@ def shard_number(name: str) -> int:
     return int(name.removeprefix("shard-").removesuffix(".tar"))
 
 
-def assign_shards(
-    items: Iterable[Item], settings: Settings, classes: list[str], first: int = 0
-) -> tuple[dict[str, int], Iterator[list[Entry]]]:
-    """Shuffle items and cut them into shards of equal count.
+def assign_shards(inputs: ItemStore, settings: Settings, first: int = 0) -> tuple[dict[str, int], Iterator[list[Item]]]:
+    """Shuffle what is new in `inputs` and cut it into shards of equal count.
 
-    Return the number of entries of each shard, and all that is made of each video, those in the first shards first.
+    Return the number of items of each shard, and all that is made of each video, those in the first shards first.
+    Example: 5 items in shards of at most 2 make 3 shards, of 1, 2 and 2 items; positions 1 to 5 go into 0, 1, 1, 2, 2.
     """
-    ids = {name: number for number, name in enumerate(classes)}
-
-    def make_row(item: Item) -> tuple[bytes, str, str]:
-        labels = None if item.labels is None else [ids[label] for label in item.labels]
-        entry = Entry(item.source, str(item.segment or ""), labels, item.fields)
-        return shuffle_key(item.name, settings.seed), item.source, json.dumps(entry)
-
-    table = TempTable("CREATE TABLE items (shuffle_key BLOB, source BLOB, entry BLOB)")
-    table.insert("items", map(make_row, items), 3)
-    ((count,),) = table.run("SELECT count(*) FROM items")
+    count = inputs.count_new()
     num_shards = math.ceil(count / settings.samples_per_shard)
-    bounds = [number * count // num_shards for number in range(num_shards + 1)] if count else []
-    counts = {SHARD_NAME.format(first + shard): end - start for shard, (start, end) in enumerate(pairwise(bounds))}
-    rows = table.run("""SELECT source, entry, position
-        FROM (SELECT *, row_number() OVER (ORDER BY shuffle_key) AS position FROM items)
-        ORDER BY min(position) OVER (PARTITION BY source), position""")
-    entries = (
-        Entry(*json.loads(entry))._replace(
-            shard=SHARD_NAME.format(first + (position * num_shards - 1) // count), position=position
-        )
-        for _, entry, position in rows
-    )
-    return counts, (list(video) for _, video in groupby(entries, attrgetter("source")))
+    counts = {}
+    for index in range(num_shards):
+        start = index * count // num_shards
+        end = (index + 1) * count // num_shards
+        counts[SHARD_NAME.format(first + index)] = end - start
 
+    def assign_shard(item: Item) -> Item:
+        index = (item.position * num_shards - 1) // count
+        # Where its bytes are is looked up again when they are read: the input may be moved until the run is resumed.
+        return msgspec.structs.replace(item, shard=SHARD_NAME.format(first + index), location="", size=0)
 
-def shuffle_key(name: str, seed: int = 0) -> bytes:
-    """Return what shuffled values are sorted by."""
-    return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
+    items = map(assign_shard, inputs.shuffle_new(settings.seed))
+    return counts, (list(video) for _, video in groupby(items, attrgetter("source")))
 
 
 def make_key(source: str, segment: str = "") -> str:
@@ -167,27 +164,34 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
 
 def count_source_frames(item: Item, clip_seconds: float | None) -> int:
     """Return the frames of a video, a segment or a piece by the header; 0 if it does not say."""
-    start, end, in_frames, _ = item.segment or Segment(0, clip_seconds or math.inf)
+    segment = Segment(0, clip_seconds or math.inf)
+    if item.segment:
+        segment = Segment.parse(item.segment)
     seconds, fps = probe_header(item.location)
-    rate = 1 if in_frames else fps
-    length = min(end * rate, seconds * fps or math.inf) - start * rate if rate else 0
+    rate = 1 if segment.in_frames else fps
+    if not rate:
+        return 0
+    length = min(segment.end * rate, seconds * fps or math.inf) - segment.start * rate
     return round(length) if 0 < length < math.inf else 0
 
 
-def split_videos(items: Iterable[Item], settings: Settings) -> Iterator[Item]:
-    """Turn whole videos into segments of clip_seconds by their headers; the last has a half to one and a half of it."""
-    if (length := settings.clip_seconds) is None:
-        yield from items
-        return
+def cut_pieces(items: Iterable[Item], clip_seconds: float, fps: float | None) -> Iterator[Item]:
+    """Yield the pieces of whole videos, in the order of these.
 
-    def split(video: list[Item]) -> list[Item]:
-        if len(video) > 1 or video[0].segment:
-            return video
-        count = round(probe_header(video[0].location, settings.fps)[0] / length)
-        bounds = [*(number * length for number in range(max(1, count))), math.inf]
-        return [video[0]._replace(segment=Segment(*ends)) for ends in pairwise(bounds)] if count > 1 else video
+    A piece is a segment of `clip_seconds`, the last one a half to one and a half of it. A video that is too short for
+    two pieces has none, nor has one that comes with segments of its own. Lengths are those of the headers; `fps` is the
+    rate of folders of frames.
+    """
+
+    def cut(item: Item) -> list[Item]:
+        num_pieces = round(probe_header(item.location, fps)[0] / clip_seconds)
+        if num_pieces < 2:
+            return []
+        bounds = [number * clip_seconds for number in range(num_pieces)] + [math.inf]
+        return [msgspec.structs.replace(item, segment=str(Segment(*ends))) for ends in pairwise(bounds)]
 
     videos = (list(group) for _, group in groupby(items, attrgetter("source")))
+    whole_videos = (video[0] for video in videos if len(video) == 1 and not video[0].segment)
     with ThreadPoolExecutor(THREADS) as threads:
-        while some := list(islice(videos, PROBED_AT_ONCE)):
-            yield from chain.from_iterable(threads.map(split, some))
+        while batch := list(islice(whole_videos, PROBED_AT_ONCE)):
+            yield from chain.from_iterable(threads.map(cut, batch))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from common.arguments import between
-from shard_tools.encoding.codecs import CODECS, TUNES
+from shard_tools.codecs import CODECS, TUNES
 
 COPY = "copy"
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")

@@ -27,7 +27,7 @@ from PIL import Image
 from common.arguments import ArgumentParser, between
 from common.logging import log
 from common.progress import progress_bar
-from shard_tools.encoding.codecs import CODECS, CONTAINER
+from shard_tools.codecs import CODECS, CONTAINER
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.settings import Settings
 

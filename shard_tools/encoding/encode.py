@@ -21,7 +21,7 @@ from av.video.stream import VideoStream
 from pipeline.decoding.containers import EXTENSIONS
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
-from shard_tools.encoding.codecs import BT601, CODECS, CONTAINER, open_encoder
+from shard_tools.codecs import BT601, CODECS, CONTAINER, open_encoder
 from shard_tools.encoding.picture import FrameConverter, Frames, UnusableError, deinterlace, display_size, find_flips
 from shard_tools.encoding.source import (
     ENCODE,
@@ -33,7 +33,7 @@ from shard_tools.encoding.source import (
     seek_frames,
     show_frames,
 )
-from shard_tools.inputs.item import Segment
+from shard_tools.segment import Segment
 from shard_tools.settings import COPY, Settings
 
 # A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a

@@ -15,7 +15,7 @@ from av.video.frame import VideoFrame
 
 from pipeline.decoding.colors import find_siting
 from pipeline.shards.format import SIDE_STEP
-from shard_tools.encoding.codecs import FULL, Codec
+from shard_tools.codecs import FULL, Codec
 
 MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
 Filter = tuple[str, str]  # name and options

@@ -23,7 +23,6 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
-from pipeline.decoding.containers import VIDEO_EXTENSIONS as VIDEO_EXTENSIONS
 from pipeline.decoding.video import times_tell_frames
 from shard_tools.encoding.picture import Frames, UnusableError
 

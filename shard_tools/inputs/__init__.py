@@ -8,31 +8,42 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from common.errors import InputError
 from pipeline.reading.storage import is_remote
 from shard_tools.inputs import folders
 from shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
-from shard_tools.inputs.item import Item, ListOptions, Location, Segment, Skipped, TarMember
+from shard_tools.inputs.item import Item, ListOptions, Skipped
+from shard_tools.inputs.item_store import ItemStore
 from shard_tools.inputs.lists import ListReader
-from shard_tools.inputs.table import Inputs
+from shard_tools.inputs.location import Location, TarMember
 from shard_tools.inputs.tars import list_tars
 
 __all__ = [
-    "Inputs", "Item", "LabelMap", "ListOptions", "Location", "Segment", "Skipped", "TarMember", "assign_class_ids",
-    "read_inputs", "read_label_map",
-]  # fmt: skip
+    "Item",
+    "ItemStore",
+    "LabelMap",
+    "ListOptions",
+    "Location",
+    "Skipped",
+    "TarMember",
+    "assign_class_ids",
+    "read_inputs",
+    "read_label_map",
+]
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
 
 
-def read_inputs(inputs: str, options: ListOptions | None = None) -> Inputs:
+def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
     """Find all videos of `inputs`; `skipped` of the result counts files without a video's name.
 
     `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list (-: on
     stdin), lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
     """
     options = options or ListOptions()
-    found, path = Inputs(), Path(inputs)
+    found, path = ItemStore(), Path(inputs)
     if inputs == "-":
         with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
             shutil.copyfileobj(sys.stdin.buffer, copy)
@@ -63,13 +74,13 @@ def read_inputs(inputs: str, options: ListOptions | None = None) -> Inputs:
     return found
 
 
-def _read_list(path: Path, found: Inputs, options: ListOptions, prefix: str = "", where: str = "") -> None:
+def _read_list(path: Path, found: ItemStore, options: ListOptions, prefix: str = "", where: str = "") -> None:
     reader = ListReader(path, options, where or str(path))
-    found.add(item._replace(source=prefix + item.source) for item in reader.read())
+    found.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
     found.notes.append(reader.describe())
 
 
-def _read_folder(path: Path, found: Inputs, options: ListOptions) -> None:
+def _read_folder(path: Path, found: ItemStore, options: ListOptions) -> None:
     """Read the first that there is: metadata, a data set of LeRobot, videos, tars, tables, folders of frames."""
     inner = [folder for folder in sorted(path.glob("*/")) if not folders.is_hidden(folder.name)]
     if table := _find_metadata(path):

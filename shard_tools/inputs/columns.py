@@ -12,7 +12,8 @@ from shard_tools.inputs.cells import Row, Times, get_cell, parse_time, to_path, 
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS
 from shard_tools.inputs.formats import Format, get_unit, to_key
-from shard_tools.inputs.item import FOLDER, NONE, ListOptions, ParquetCell
+from shard_tools.inputs.item import FOLDER, NONE, ListOptions
+from shard_tools.inputs.location import ParquetCell
 from shard_tools.inputs.table_reader import Table
 
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"

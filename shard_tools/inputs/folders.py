@@ -10,11 +10,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
+import msgspec
 
 from common.errors import InputError
 from common.logging import printable
-from shard_tools.encoding.source import PICTURE, VIDEO_EXTENSIONS, may_be_video
-from shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Segment, Skipped, import_pyarrow
+from pipeline.decoding.containers import VIDEO_EXTENSIONS
+from shard_tools.encoding.source import PICTURE, may_be_video
+from shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Skipped
+from shard_tools.inputs.location import import_pyarrow
+from shard_tools.segment import Segment
 
 LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -174,9 +178,11 @@ def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
                 path = folder / info["video_path"].format(video_key=camera, **place, **said)
                 fields = {"episode": index, "camera": camera}
                 fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
-                times = Segment(said["from_timestamp"], said["to_timestamp"]) if "from_timestamp" in said else None
+                segment = ""
+                if "from_timestamp" in said:
+                    segment = str(Segment(said["from_timestamp"], said["to_timestamp"]))
                 item = make_item(path.relative_to(where).as_posix(), path)
-                yield item._replace(segment=times, fields=json.dumps(fields, ensure_ascii=False))
+                yield msgspec.structs.replace(item, segment=segment, fields=json.dumps(fields, ensure_ascii=False))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = f"{folder} is a data set of LeRobot, and its tables in meta/ cannot be read ({error!r})"
         raise InputError(f"{what}: give the folder videos/ in it, with --unlabeled") from error

@@ -1,18 +1,20 @@
 """One sample that the input asks for, what is skipped on the way to it, and what the user says about both."""
 
 import json
-import math
-import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from common.atomic_io import atomic_write
-from common.errors import InputError
 from common.logging import log, printable
+from pipeline.shards.format import Bytes, Count, Seconds, Sha256, Side, Stride, Word
+from shard_tools.inputs.location import Location
+from shard_tools.segment import Segment
 from shard_tools.temp_table import TempTable
 
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
@@ -22,100 +24,49 @@ HIDDEN = "hidden"
 UNKNOWN = "without a video's extension"
 
 
-class TarMember(NamedTuple):
-    """Bytes in the middle of a file: a member of a tar."""
+class Stored(msgspec.Struct, frozen=True):
+    """A staged video: the file at `path`, and what its Sample will say of it."""
 
-    archive: str
-    offset: int
-    size: int
-    name: str
-
-    def read(self) -> bytes:
-        with open(self.archive, "rb") as archive:
-            archive.seek(self.offset)
-            return archive.read(self.size)
-
-
-class ParquetCell(NamedTuple):
-    """A video in a table: a cell of a Parquet file."""
-
-    archive: str
-    row_group: int
-    row: int  # in its group
-    column: str
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-    def read(self) -> bytes:
-        """Decode the pages of its column up to this row; whole groups of videos may be larger than memory."""
-        file = import_pyarrow(self.archive).ParquetFile(self.archive)
-        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
-        (batch,) = islice(batches, self.row, self.row + 1)
-        (cell,) = batch.column(0).to_pylist()
-        return (cell["bytes"] if isinstance(cell, dict) else cell) or b""
+    path: str
+    container: Word
+    codec: Word
+    num_frames: Count
+    fps: Annotated[float, Meta(gt=0, lt=1e6)]
+    frame_stride: Stride
+    width: Side
+    height: Side
+    start: Seconds
+    sha256: Sha256
+    source_sha256: str
+    source_size: Bytes
 
 
-def import_pyarrow(where: str) -> Any:
-    """Import pyarrow.parquet, which is heavy and needed for Parquet alone."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV") from error
-    return pyarrow.parquet
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sample on its way from the input to a shard: a video, or a segment of one.
 
-
-Location = str | TarMember | ParquetCell  # a path, a URL, or in an archive
-
-
-class Segment(NamedTuple):
-    """A part of a video: the frames that are shown from `start` on and before `end`."""
-
-    start: float  # seconds since the first frame, or a frame's number from 0
-    end: float  # exclusive; inf: to the end of the video
-    in_frames: bool = False
-    number: int = 1  # among equal segments of a video
-
-    def __str__(self) -> str:
-        """Write it as a media fragment: t=1.5,4 (seconds, to the microsecond: it is a part of file names) or
-        frames=10,50; t=1.5,4;2 is the second such."""
-        start, end = (f"{round(value, 6)!r}".removesuffix(".0") for value in self[:2])
-        return f"{'frames' if self.in_frames else 't'}={start},{end}" + f";{self.number}" * (self.number > 1)
-
-    @classmethod
-    def parse(cls, text: str) -> "Segment":
-        """Read what __str__ writes."""
-        unit, start, end, number = re.split("[=,;]", f"{text};1")[:4]
-        return cls(float(start), float(end), unit == "frames", int(number))
-
-    @property
-    def problem(self) -> str | None:
-        """Why no video can have it."""
-        if not 0 <= self.start < math.inf:
-            return f"its segment starts at {self.start:g}, which no video has"
-        if not self.start < self.end:
-            return f"its segment ends at {self.end:g}, not after its start at {self.start:g}"
-        if self.in_frames and not all(value.is_integer() or value == math.inf for value in map(float, self[:2])):
-            return f"its segment's frames {self.start:g} to {self.end:g} are not whole numbers"
-        return None
-
-
-class Item(NamedTuple):
-    """One sample that is asked for: an input video, or a segment of one."""
+    It is written three times, and each time has gained what stands below: as a row of an ItemStore by what reads the
+    input, on a line of the plan once its shard is chosen, and in the staging folder once a worker is done with it.
+    """
 
     source: str  # the path relative to the input, with /
-    location: Location  # where its bytes are
+    location: Location = ""  # where its bytes are; not in the plan, since a folder may be moved between two runs
     labels: tuple[str, ...] | None = None  # one where classes exclude each other, else any number; None: unlabeled
     size: int = 0  # bytes, 0 where unknown
-    problem: str | None = None  # why it cannot be used, if that is already known
-    segment: Segment | None = None
+    problem: str | None = None  # why it cannot be used: known from the start, or found by a worker
+    segment: str = ""  # what Segment writes; empty: all of the video
     fields: str = ""  # all else that the input says of it (captions, …): a JSON object
+
+    # The plan adds its place in the dataset; the position counts over all shards of the plan.
+    shard: str = ""
+    position: int = 0
+
+    # A worker adds this, or a problem.
+    stored: Stored | None = None
 
     @property
     def name(self) -> str:
-        """Its name in all reports: video.mp4, or video.mp4#t=5,8."""
-        return join_name(self.source, str(self.segment or ""))
+        """The name in all reports: video.mp4, or video.mp4#t=5,8."""
+        return join_name(self.source, self.segment)
 
     @property
     def label(self) -> str | None:
@@ -123,20 +74,33 @@ class Item(NamedTuple):
         return self.labels[0] if self.labels and len(self.labels) == 1 else None
 
     def to_row(self) -> list[Any]:
-        """Return its cells in a table."""
-        place = self.location if isinstance(self.location, str) else json.dumps(self.location)  # no path starts with [
-        problem = self.problem or (self.segment.problem if self.segment else None)
-        segment = str(self.segment or "")
-        return [self.source, place, dump_labels(self.labels), self.size, problem, segment, self.fields]
+        """Return its cells in the table of an ItemStore."""
+        location = self.location
+        if not isinstance(location, str):
+            # Paths start with a slash and URLs with a letter, so nothing else starts with a brace.
+            location = dump_json(location)
+        problem = self.problem
+        if self.segment and problem is None:
+            problem = Segment.parse(self.segment).problem
+        return [self.source, location, dump_labels(self.labels), self.size, problem, self.segment, self.fields]
 
     @classmethod
     def from_row(cls, row: list[Any]) -> "Item":
+        """Read what to_row returns."""
         source, location, labels, size, problem, segment, fields = row
-        names = None if labels is None else tuple(json.loads(labels))
-        part = Segment.parse(segment) if segment else None
-        values = json.loads(location) if location.startswith("[") else []
-        place = TarMember(*values) if len(values) == 4 else ParquetCell(*values) if values else location
-        return cls(source, place, names, size, problem, part, fields)
+        if location.startswith("{"):
+            location = msgspec.convert(json.loads(location), Location)
+        if labels is not None:
+            labels = tuple(json.loads(labels))
+        return cls(source, location, labels, size, problem, segment, fields)
+
+
+def dump_json(value: Any) -> str:
+    """Write an item, several, or a location as JSON on one line; pipeline.shards.format.parse_line reads it.
+
+    json writes names that are not UTF-8, as halves of surrogate pairs, which msgspec's own encoder refuses.
+    """
+    return json.dumps(msgspec.to_builtins(value))
 
 
 @lru_cache(maxsize=2**16)

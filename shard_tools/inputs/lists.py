@@ -16,8 +16,10 @@ from shard_tools.inputs.classes import is_id
 from shard_tools.inputs.columns import Columns
 from shard_tools.inputs.files import Finder
 from shard_tools.inputs.folders import GROUPS, KINDS, choose_subset, classify_name, has_video_extension
-from shard_tools.inputs.item import Item, ListOptions, ParquetCell, Segment
+from shard_tools.inputs.item import Item, ListOptions
+from shard_tools.inputs.location import ParquetCell
 from shard_tools.inputs.table_reader import Table, choose_table, list_tables
+from shard_tools.segment import Segment
 
 FEW_CAPTIONS, MIN_CAPTIONS, CAPTION_WORDS = 5, 20, 3  # with fewer rows, labels that are all different are believed
 
@@ -99,13 +101,13 @@ class ListReader:
         labels, fields = self._read_labels(row), cells.dump_fields(columns.names, row, columns.fields)
         segment, problem = cells.read_segment(row, columns.times) if columns.times else (None, None)
         if isinstance(cell := get_cell(row, columns.path), ParquetCell):
-            return Item(cell.name, cell, labels, 0, problem, segment, fields)
+            return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
         found = finder.find(name)
         if segment and (trimmed := self._find_trimmed(name, segment)):
             found, segment = trimmed, None
         if found is None and is_remote(name):
             problem = "no file can have its name" if cells.HALF_A_PAIR.search(name) else problem
-            return Item(name, name, labels, 0, problem, segment, fields)
+            return Item(name, name, labels, 0, problem, str(segment or ""), fields)
         source, location = finder.locate(found or name)
         if found is None:
             segment, problem = None, finder.explain(name)
@@ -113,7 +115,7 @@ class ListReader:
             problem = problem or f"by its name it is one of the {kind}"
         if columns.label_is_folder:
             labels = (source.split("/")[-2],) if "/" in source else None
-        return Item(source, location, labels, 0, problem, segment, fields)
+        return Item(source, location, labels, 0, problem, str(segment or ""), fields)
 
     def _read_labels(self, row: Row) -> tuple[str, ...] | None:
         columns = self.columns

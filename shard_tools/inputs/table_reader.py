@@ -21,7 +21,7 @@ from pipeline.reading.storage import is_remote
 from shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
 from shard_tools.inputs.folders import has_video_extension
 from shard_tools.inputs.formats import is_known
-from shard_tools.inputs.item import ParquetCell, import_pyarrow
+from shard_tools.inputs.location import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 NUM_BYTES = 2**20  # at the beginning, which show the encoding

@@ -18,7 +18,8 @@ from shard_tools.encoding.source import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.folders import classify_name, is_hidden
 from shard_tools.inputs.formats import LABELS, to_key
-from shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped, TarMember
+from shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped
+from shard_tools.inputs.location import TarMember
 from shard_tools.inputs.table_reader import require_uncompressed
 
 SIDECARS = ("cls", "txt", "json")

@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample
 from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
-from shard_tools.encoding.codecs import CODECS, open_encoder
+from shard_tools.codecs import CODECS, open_encoder
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
@@ -28,7 +28,7 @@ LEVELS = 22  # gray levels that survive any codec and any scaling
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
 VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
-# lp=1: see av1 in shard_tools/encoding/codecs.py
+# lp=1: see av1 in shard_tools/codecs.py
 SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},

@@ -12,7 +12,7 @@ from pipeline.decoding.sources import decode_frames
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.gops import VideoSlice
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.codecs import CODECS
 
 NUM_FRAMES = 21
 # Frames of each clip: groups in a row and apart, frames that repeat, whole and half used groups.

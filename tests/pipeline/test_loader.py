@@ -20,7 +20,7 @@ from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop
 from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.codecs import CODECS
 
 
 @pytest.mark.parametrize(("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)])  # of 8 that are stored

@@ -13,7 +13,7 @@ from pipeline.decoding.packets import IDENTITY, read_header
 from pipeline.decoding.video import Video, count_turns
 from pipeline.shards.gops import VideoSlice, read_fragments
 from pipeline.video_error import VideoError
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.codecs import CODECS
 
 NUM_FRAMES = 38
 Frames = dict[int, np.ndarray]

@@ -14,7 +14,7 @@ from pipeline.shards.format import Sample, read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.encoding.encode import StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import Inputs, Item
+from shard_tools.inputs import Item, ItemStore
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
 
@@ -55,8 +55,8 @@ def list_segments(videos: Path, path: Path) -> Path:
     return path
 
 
-def collect(items: Iterable[Item], unlabeled: bool = False) -> Inputs:
-    inputs = Inputs()
+def collect(items: Iterable[Item], unlabeled: bool = False) -> ItemStore:
+    inputs = ItemStore()
     inputs.add(items)
     inputs.deduplicate(unlabeled)
     return inputs

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from shard_making import read_numbers, store
 
-from shard_tools.encoding.codecs import CODECS, TUNES
+from shard_tools.codecs import CODECS, TUNES
 from shard_tools.settings import Settings
 
 

@@ -19,7 +19,7 @@ from common.errors import InputError
 from pipeline.shards.format import read_dataset_info
 from shard_tools.inputs import Item, ListOptions, assign_class_ids, read_inputs, read_label_map
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
+from shard_tools.work import Job, process_job, read_staged
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
     make_folder(tmp_path / "in", dict.fromkeys(names, next(videos.rglob("*.mp4")).read_bytes()))
     assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--unlabeled") == 0
     assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {*names}
-    job = Job(str(tmp_path / "in" / names[0]), {tmp_path / "0": Entry(names[0])}, Settings(encode="copy"))
+    job = Job(str(tmp_path / "in" / names[0]), {tmp_path / "0": Item(names[0])}, Settings(encode="copy"))
     assert process_job(job) is None
-    assert read_outcome(tmp_path / "0").video == job.location, "the file itself, not a copy"
+    assert read_staged(tmp_path / "0").stored.path == job.location, "the file itself, not a copy"
     Path(job.location).unlink()
     assert process_job(job) is None
-    assert read_outcome(tmp_path / "0") == Outcome(Entry(names[0]), reason="there is no such file")
+    assert read_staged(tmp_path / "0") == Item(names[0], problem="there is no such file")
 
 
 SPARSE_PAX = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,5", "GNU.sparse.size": "9999"}

@@ -17,8 +17,9 @@ from common.errors import InputError
 from pipeline.shards.format import read_dataset_info, read_samples, sample_line
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
+from shard_tools.inputs import Item
 from shard_tools.settings import Settings
-from shard_tools.work import Entry, Job, Outcome, process_job, read_outcome
+from shard_tools.work import Job, process_job, read_staged
 from shard_tools.write import TAR_FIELDS
 
 THREE = ("--samples-per-shard", "3")
@@ -259,10 +260,10 @@ def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shard_tools.work.store_segments", store_segments)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
     stem = tmp_path / "staged"
-    assert process_job(Job(str(tmp_path / "one.mp4"), {stem: Entry("one.mp4")}, Settings())) is None
+    assert process_job(Job(str(tmp_path / "one.mp4"), {stem: Item("one.mp4")}, Settings())) is None
     bug = "(TypeError: open() got an unexpected keyword argument)"
     reason = f"a bug in make_shards, which you may want to report {bug}"
-    assert read_outcome(stem) == Outcome(Entry("one.mp4"), reason=reason)
+    assert read_staged(stem) == Item("one.mp4", problem=reason)
 
 
 def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:

@@ -11,7 +11,7 @@ from av.video.frame import VideoFrame
 from shard_making import decode, read_frame_number, read_numbers, store, write_video
 
 from pipeline.decoding.sources import decode_frames
-from shard_tools.encoding.codecs import CODECS
+from shard_tools.codecs import CODECS
 from shard_tools.encoding.encode import StoredVideo
 from shard_tools.encoding.picture import FrameConverter, UnusableError
 from shard_tools.synthetic_videos import draw_frame_number, make_texture

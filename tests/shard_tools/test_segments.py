@@ -29,13 +29,14 @@ from test_picture import numbered
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
+from shard_tools import work
 from shard_tools.build import Build, read_rejects
 from shard_tools.encoding import source
 from shard_tools.encoding.encode import Result, StoredVideo, store_segments
 from shard_tools.encoding.picture import UnusableError
-from shard_tools.inputs import Inputs, Item, Segment
+from shard_tools.inputs import Item, ItemStore
+from shard_tools.segment import Segment
 from shard_tools.settings import Settings
-from shard_tools.work import Outcome, process_job
 
 NUM_FRAMES = 90  # at 30 fps
 
@@ -45,17 +46,17 @@ def video(generate) -> Path:
     return generate("--num-frames", str(NUM_FRAMES))
 
 
-def cut(path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")) -> Inputs:
+def cut(path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")) -> ItemStore:
     size = path.stat().st_size
     pairs = zip(segments, labels, strict=False)
-    return collect(Item("a.mp4", str(path), (name,), size, segment=segment) for segment, name in pairs)
+    return collect(Item("a.mp4", str(path), (name,), size, segment=str(segment or "")) for segment, name in pairs)
 
 
-def build(inputs: Inputs, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
+def build(inputs: ItemStore, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
     maker = Build(folder, Settings(**({"frame_stride": 1} | settings)))
     with maker.lock():
         while plan := maker.plan(inputs, []):
-            list(maker.run(plan, inputs, lambda wanted: jobs(process_job, wanted)))
+            list(maker.run(plan, inputs, lambda wanted: jobs(work.process_job, wanted)))
             maker.finish(plan)
 
 
@@ -126,20 +127,25 @@ def test_interruptions_and_additions_change_nothing(
 
     def stop_early(function: Any, jobs: Any) -> Any:
         for job in jobs:
-            half = replace(job, entries=dict(islice(job.entries.items(), 7)))
+            half = replace(job, items=dict(islice(job.items.items(), 7)))
             yield half, function(half)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         build(inputs, tmp_path / "stopped", jobs=stop_early, samples_per_shard=3)
     made = Counter[Path]()
-    save = Outcome.save
-    monkeypatch.setattr(Outcome, "save", lambda outcome, stem: made.update([stem]) or save(outcome, stem))
+    stage = work.stage
+
+    def stage_and_count(item: Item, stem: Path) -> None:
+        made.update([stem])
+        stage(item, stem)
+
+    monkeypatch.setattr(work, "stage", stage_and_count)
     build(inputs, tmp_path / "stopped", samples_per_shard=3)
     assert made.total() == 13, "finished segments are kept"
     assert hashes(tmp_path / "stopped") == hashes(tmp_path / "whole")
     before = {name: data for name, data in hashes(tmp_path / "whole").items() if name.startswith("shard-")}
-    inputs.add([Item("a.mp4", str(video), ("run",), video.stat().st_size, segment=Segment(1, 1.2))])
+    inputs.add([Item("a.mp4", str(video), ("run",), video.stat().st_size, segment="t=1,1.2")])
     build(inputs, tmp_path / "whole", samples_per_shard=3)
     assert before.items() <= hashes(tmp_path / "whole").items()
     assert len(all_samples(tmp_path / "whole")) == 21
@@ -174,7 +180,7 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
 def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: Path) -> None:
     def stop_late(function: Any, jobs: Any) -> Any:
         for job in jobs:
-            function(replace(job, entries=dict(islice(job.entries.items(), 2))))
+            function(replace(job, items=dict(islice(job.items.items(), 2))))
             yield job, "it made no progress for 9 seconds: raise --timeout"
 
     whole = cut(video, [None])

@@ -6,16 +6,17 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
+import msgspec
 import pytest
 from shard_making import collect, hashes, make
 
 from common.errors import InputError
 from shard_tools.build import read_rejects
-from shard_tools.inputs import Item, Segment, TarMember
-from shard_tools.plan import Plan, assign_shards, save_plan, shuffle_key, split_videos
+from shard_tools.inputs import Item, TarMember
+from shard_tools.inputs.item_store import shuffle_key
+from shard_tools.plan import Plan, assign_shards, save_plan
 from shard_tools.settings import Settings
 from shard_tools.temp_table import TempTable
-from shard_tools.work import Entry
 
 NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
 LAST = "\U0001f3a6.mp4"
@@ -31,14 +32,13 @@ def test_sources_come_complete_and_in_the_order_of_their_characters_those_that_a
     assert inputs.location("none") is None
 
 
-def shard(items: list[Item], **settings: object) -> list[list[Entry]]:
-    classes = sorted({item.label for item in items if item.label})
-    counts, videos = assign_shards(items, Settings(**settings), classes)  # type: ignore[arg-type]
-    shards: dict[str, list[Entry]] = {}
-    for entry in sorted(chain(*videos), key=attrgetter("position")):
-        shards.setdefault(entry.shard, []).append(entry._replace(shard="", position=0))
+def shard(items: list[Item], **settings: object) -> list[list[Item]]:
+    counts, videos = assign_shards(collect(items), Settings(**settings))  # type: ignore[arg-type]
+    shards: dict[str, list[Item]] = {}
+    for item in sorted(chain(*videos), key=attrgetter("position")):
+        shards.setdefault(item.shard, []).append(msgspec.structs.replace(item, shard="", position=0))
     assert list(shards) == [f"shard-{number:06d}.tar" for number in range(len(shards))]
-    assert counts == {name: len(entries) for name, entries in shards.items()}
+    assert counts == {name: len(items) for name, items in shards.items()}
     return list(shards.values())
 
 
@@ -54,15 +54,15 @@ def test_shards_have_equal_counts(count: int, expected: int) -> None:
 
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
-    pieces = [Item(name, name, None, 5, segment=Segment(piece, piece + 1)) for name in NAMES for piece in range(3)]
-    found = [entry.name for entry in chain(*shard(pieces, seed=7, samples_per_shard=1))]
+    pieces = [Item(name, name, None, 5, segment=f"t={piece},{piece + 1}") for name in NAMES for piece in range(3)]
+    found = [item.name for item in chain(*shard(pieces, seed=7, samples_per_shard=1))]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
     first, again, other = shard(items), shard(items[::-1]), shard(items, seed=1)
     assert first == again
     assert first != other
-    assert sorted(chain(*first)) == sorted(chain(*other))
-    assert min(len({tuple(entry.labels or ()) for entry in entries}) for entries in first) == 10
+    assert sorted(chain(*first), key=attrgetter("source")) == sorted(chain(*other), key=attrgetter("source"))
+    assert min(len({item.label for item in items}) for items in first) == 10
 
 
 def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> Non
     for count in (1_000, 20_000):
         tracemalloc.start()
         inputs = collect(Item(f"folder/{number:09d}.mp4", "/", None, 1) for number in range(count))
-        inputs.compare((), ())
-        save_plan(tmp_path / "plan.jsonl", split_videos(inputs.new(), Settings()), Settings(), [], {}, 0)
+        inputs.mark_stored((), ())
+        save_plan(tmp_path / "plan.jsonl", inputs, Settings(), [], 0)
         assert len(Plan(tmp_path / "plan.jsonl").shards) == -(-count // 256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

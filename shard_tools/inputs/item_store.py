@@ -1,5 +1,6 @@
-"""All that an input asks for, in a table on disk: there may be more of them than memory should hold."""
+"""The items that an input asks for, in a table on disk: there may be more of them than memory should hold."""
 
+import hashlib
 import json
 import os
 import re
@@ -9,12 +10,15 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.arrays import CONTAINER
 from shard_tools.inputs.classes import LabelMap, is_id
 from shard_tools.inputs.folders import examine, label_folders
-from shard_tools.inputs.item import FOLDER, Item, ListOptions, Location, Skipped, dump_labels, join_name, split_name
+from shard_tools.inputs.item import FOLDER, Item, ListOptions, Skipped, dump_labels, join_name, split_name
+from shard_tools.inputs.location import Location
 from shard_tools.splits import GroupOf, choose_held_out
 from shard_tools.temp_table import TempTable
 
@@ -22,14 +26,18 @@ NUM_NAMED = 10  # classes, or files, in a sentence
 NUM_REASONS = 5
 SCHEMA = """
     CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
+    CREATE TABLE pieces AS SELECT * FROM items;
     CREATE TABLE known (source TEXT, segment TEXT, labels TEXT, size INTEGER)  -- in the dataset; size -1: rejected
 """
 IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
+COLUMNS = "source, location, labels, size, problem, segment, fields"
+NUM_COLUMNS = 7
 IS_NEW = "NOT EXISTS (SELECT 1 FROM known WHERE known.source = items.source AND known.segment = items.segment)"
+IS_PLANNED = f"problem IS NULL AND {IS_NEW}"
 
 
-class Inputs:
-    """Items by source and segment, in their order. All of them stream."""
+class ItemStore:
+    """The items of an input, in a table on disk. Iterating over them streams, by source and segment."""
 
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
@@ -38,7 +46,7 @@ class Inputs:
         self.num_repeated = 0  # rows of a whole video that was listed before
 
     def add(self, items: Iterable[Item]) -> None:
-        self._table.insert("items", (item.to_row() for item in items), 7)
+        self._table.insert("items", (item.to_row() for item in items), NUM_COLUMNS)
 
     def _exists(self, condition: str) -> bool:
         return any(self._table.run(f"SELECT 1 FROM items WHERE {condition} LIMIT 1"))
@@ -62,8 +70,7 @@ class Inputs:
         labeled = options.label != FOLDER and (options.label is not None or self._exists("labels IS NOT NULL"))
 
         def get_folder(source: str | bytes) -> str:
-            name = source if isinstance(source, str) else source.decode(errors="surrogatepass")
-            return "/".join(name.split("/")[num_outer:-1])
+            return "/".join(_to_text(source).split("/")[num_outer:-1])
 
         known = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
         found = label_folders(known, replace(options, unlabeled=True) if labeled else options, where)
@@ -126,13 +133,46 @@ class Inputs:
     def __iter__(self) -> Iterator[Item]:
         return self._select("TRUE")
 
-    def choose(self, count: int) -> Iterator[Item]:
-        """Yield about so many of the usable ones, up to twice as many, from all over."""
-        return self._select(f"problem IS NULL AND rowid % {max(1, len(self) // count)} = 0")
+    def sample(self, count: int) -> Iterator[Item]:
+        """Yield `count` to twice as many of the usable items, evenly spaced over all; fewer if there are fewer."""
+        step = max(1, len(self) // count)
+        return self._select(f"problem IS NULL AND rowid % {step} = 0")
 
     def new(self) -> Iterator[Item]:
         """Yield the usable ones that the dataset neither holds nor has rejected."""
-        return self._select(f"problem IS NULL AND {IS_NEW}")
+        return self._select(IS_PLANNED)
+
+    def count_new(self) -> int:
+        """Return how many items `new` yields."""
+        ((count,),) = self._table.run(f"SELECT count(*) FROM items WHERE {IS_PLANNED}")
+        return int(count)
+
+    def shuffle_new(self, seed: int) -> Iterator[Item]:
+        """Yield what `new` does with `position`s in a shuffled order, which names and `seed` alone decide.
+
+        Items of one video come together, the video that holds the smallest position first: a video is decoded once,
+        and the first shards are complete first.
+        """
+
+        def make_key(source: str | bytes, segment: str) -> bytes:
+            return shuffle_key(join_name(_to_text(source), segment), seed)
+
+        self._table.database.create_function("shuffle_key", 2, make_key)
+        rows = self._table.run(f"""
+            SELECT {COLUMNS}, position FROM (
+                SELECT *, row_number() OVER (ORDER BY shuffle_key(source, segment)) AS position
+                FROM items WHERE {IS_PLANNED}
+            ) ORDER BY min(position) OVER (PARTITION BY source), position""")
+        for *row, position in rows:
+            yield msgspec.structs.replace(Item.from_row(row), position=position)
+
+    def split(self, pieces: Iterable[Item]) -> None:
+        """Put pieces in the place of the whole videos that they are cut from."""
+        # Into a table of its own first: `pieces` may be made of a query of the items, which must not change meanwhile.
+        self._table.insert("pieces", (piece.to_row() for piece in pieces), NUM_COLUMNS)
+        self._table.run("DELETE FROM items WHERE segment = '' AND source IN (SELECT source FROM pieces)")
+        self._table.run("INSERT INTO items SELECT * FROM pieces")
+        self._table.run("DELETE FROM pieces")
 
     def new_problems(self) -> dict[str, str]:
         """Return the names of the new ones that cannot be used, with the reason."""
@@ -142,10 +182,13 @@ class Inputs:
         return map(Item.from_row, self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"))
 
     def location(self, source: str) -> Location | None:
-        items = map(Item.from_row, self._table.run("SELECT * FROM items WHERE source = ?", source))
-        return next((item.location for item in items), None)
+        """Return where the bytes of a source are; None if the input has no such source."""
+        for row in self._table.run("SELECT * FROM items WHERE source = ? LIMIT 1", source):
+            return Item.from_row(row).location
+        return None
 
     def labels(self) -> set[str]:
+        """Return the labels of all usable items."""
         rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL")
         return set().union(*(json.loads(labels) for (labels,) in rows))
 
@@ -177,33 +220,45 @@ class Inputs:
         """Say what was found: samples, files, classes, and what is wrong."""
         columns = "count(*), count(problem), sum(segment != ''), count(DISTINCT source)"
         total, bad, segments, files = next(self._table.run(f"SELECT {columns} FROM items"))
-        labels = sorted(self.labels(), key=lambda label: (len(label), label) if is_id(label) else (0, label))
-        some = [f"{labels[0]}…{labels[-1]}"] if len(labels) > NUM_NAMED else labels
-        parts = [
-            f"{total - bad} {'segments' if segments else 'videos'} of {files} files",
-            f"{len(labels)} classes ({', '.join(map(printable, some))})" if labels else "no labels",
-            f"{self.num_repeated} rows repeat another and are left out" if self.num_repeated else "",
-            f"{bad} that cannot be used",
-        ]
-        return ", ".join(filter(None, parts))
+        labels = sorted(self.labels(), key=_numbers_by_value)
+        examples = labels
+        if len(labels) > NUM_NAMED:
+            examples = [f"{labels[0]}…{labels[-1]}"]
+        kind = "segments" if segments else "videos"
+        parts = [f"{total - bad} {kind} of {files} files"]
+        if labels:
+            parts.append(f"{len(labels)} classes ({', '.join(map(printable, examples))})")
+        else:
+            parts.append("no labels")
+        if self.num_repeated:
+            parts.append(f"{self.num_repeated} rows repeat another and are left out")
+        parts.append(f"{bad} that cannot be used")
+        return ", ".join(parts)
 
-    def require_usable(self, limit: float, where: str) -> None:
-        """Raise InputError if more than this share cannot be used, or all, with reasons, counts and examples."""
-        total, bad = next(self._table.run("SELECT count(*), count(problem) FROM items"))
-        if not total or (bad <= limit * total and bad < total):
+    def require_usable(self, max_fraction: float, where: str) -> None:
+        """Raise InputError, with reasons, counts and examples, if all or more than `max_fraction` cannot be used."""
+        total, num_bad = next(self._table.run("SELECT count(*), count(problem) FROM items"))
+        if not total or (num_bad <= max_fraction * total and num_bad < total):
             return
         problems = "FROM items WHERE problem IS NOT NULL"
-        most = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
-        said = "; ".join(f"{count} times: {printable(reason)}" for reason, count in self._table.run(most))
+        counts = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
+        reasons = "; ".join(f"{count} times: {printable(reason)}" for reason, count in self._table.run(counts))
         rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
-        names = ", ".join([*(printable(source) for (source,) in rows), *["…"] * (bad > NUM_NAMED)])
-        share = f"{bad} of {total} videos cannot be used, and the limit is {limit:.0%} (--max-rejects)"
-        share = f"none of {total} videos can be used" if bad == total else share
-        fix = "; give --root or --suffix if that is what names lack" if "no such file" in said else ""
-        raise InputError(f"{share}: {said} (in {where}: {names}); nothing was written{fix}")
+        names = [printable(source) for (source,) in rows]
+        if num_bad > NUM_NAMED:
+            names.append("…")
+        what = f"{num_bad} of {total} videos cannot be used, and the limit is {max_fraction:.0%} (--max-rejects)"
+        if num_bad == total:
+            what = f"none of {total} videos can be used"
+        fix = ""
+        if "no such file" in reasons:
+            fix = "; give --root or --suffix if that is what names lack"
+        raise InputError(f"{what}: {reasons} (in {where}: {', '.join(names)}); nothing was written{fix}")
 
-    def compare(self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]) -> None:
-        """Tell what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: not new."""
+    def mark_stored(
+        self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]
+    ) -> None:
+        """Note what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: it is not new."""
         # Bytes of files that so far are only known to be there, and whether they can be read.
         unmeasured = "size = 0 AND problem IS NULL AND substr(location, 1, 1) = '/'"
         for rowid, path in self._table.run(f"SELECT rowid, location FROM items WHERE {unmeasured}"):
@@ -231,6 +286,21 @@ class Inputs:
                 first = f"the first: {join_name(source, segment)}, {then} there and {now} in the input"
                 return f"{len(rows)} videos that {what} ({first})"
         return None
+
+
+def shuffle_key(name: str, seed: int = 0) -> bytes:
+    """Return what shuffled values are sorted by."""
+    return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
+
+
+def _numbers_by_value(label: str) -> tuple[int, str]:
+    """Return what labels are sorted by: 2 comes before 10, and names come by their letters."""
+    return (len(label), label) if is_id(label) else (0, label)
+
+
+def _to_text(value: str | bytes) -> str:
+    """Return what SQLite hands to a function as text: a name that is not UTF-8 is stored as bytes."""
+    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
 def normalize_label(label: str) -> str:

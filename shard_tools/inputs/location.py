@@ -1,0 +1,88 @@
+"""Where the bytes of a video are: in a file, behind a URL, in a tar or in a cell of a Parquet file."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+import msgspec
+
+from common.errors import InputError
+from pipeline.reading.storage import is_remote
+
+MAX_SUFFIX = 16  # characters
+
+
+class TarMember(msgspec.Struct, frozen=True, tag="tar"):
+    """A video in a tar: bytes in the middle of a file."""
+
+    archive: str
+    offset: int
+    size: int
+    name: str
+
+    def read(self) -> bytes:
+        """Return the bytes of the video."""
+        with open(self.archive, "rb") as archive:
+            archive.seek(self.offset)
+            return archive.read(self.size)
+
+
+class ParquetCell(msgspec.Struct, frozen=True, tag="parquet"):
+    """A video in a table: a cell of a Parquet file. `row` counts within its row group."""
+
+    archive: str
+    row_group: int
+    row: int
+    column: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self) -> bytes:
+        """Return the bytes of the video.
+
+        Only the pages of its column up to its row are decoded: a whole row group of videos may exceed memory.
+        """
+        file = import_pyarrow(self.archive).ParquetFile(self.archive)
+        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
+        (batch,) = islice(batches, self.row, self.row + 1)
+        (cell,) = batch.column(0).to_pylist()
+        if isinstance(cell, dict):
+            cell = cell["bytes"]
+        return cell or b""
+
+
+# A string is a path or a URL.
+Location = str | TarMember | ParquetCell
+
+
+def import_pyarrow(where: str) -> Any:
+    """Import pyarrow.parquet, which is heavy and needed for Parquet alone. Raise InputError if it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV") from error
+    return pyarrow.parquet
+
+
+@contextmanager
+def local_copy(location: Location, folder: Path | None = None) -> Iterator[Path]:
+    """Yield a local file with the bytes at `location`: the file itself, or a temporary copy in `folder`."""
+    if isinstance(location, str) and not is_remote(location):
+        yield Path(location)
+        return
+    name = location if isinstance(location, str) else location.name
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        # A member's own name may be too long for a file, and FFmpeg looks at the extension alone.
+        path = Path(scratch, "video").with_suffix(PurePosixPath(name).suffix[:MAX_SUFFIX])
+        if isinstance(location, str):
+            filesystem, remote = fsspec.core.url_to_fs(location)
+            filesystem.get_file(remote, str(path))
+        else:
+            path.write_bytes(location.read())
+        yield path
