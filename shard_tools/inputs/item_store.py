@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,15 +24,16 @@ from shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes, or files, in a sentence
 NUM_REASONS = 5
+REJECTED = -1  # in the place of the size of a stored sample
 SCHEMA = """
     CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
     CREATE TABLE pieces AS SELECT * FROM items;
-    CREATE TABLE known (source TEXT, segment TEXT, labels TEXT, size INTEGER)  -- in the dataset; size -1: rejected
+    CREATE TABLE stored (source TEXT, segment TEXT, labels TEXT, size INTEGER)  -- in the dataset; rejects, too
 """
 IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
 COLUMNS = "source, location, labels, size, problem, segment, fields"
 NUM_COLUMNS = 7
-IS_NEW = "NOT EXISTS (SELECT 1 FROM known WHERE known.source = items.source AND known.segment = items.segment)"
+IS_NEW = "NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)"
 IS_PLANNED = f"problem IS NULL AND {IS_NEW}"
 
 
@@ -72,15 +73,17 @@ class ItemStore:
         def get_folder(source: str | bytes) -> str:
             return "/".join(_to_text(source).split("/")[num_outer:-1])
 
-        known = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
-        found = label_folders(known, replace(options, unlabeled=True) if labeled else options, where)
+        num_videos = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
+        if labeled:
+            options = replace(options, unlabeled=True)
+        labels_by_folder = label_folders(num_videos, options, where)
+        unwanted = num_videos.keys() - labels_by_folder.keys()
         define = self._table.database.create_function
-        unwanted = known.keys() - found.keys()
         define("is_unwanted", 1, lambda source: get_folder(source) in unwanted)
-        define("find_labels", 1, lambda source: dump_labels(found.get(get_folder(source))))
+        define("find_labels", 1, lambda source: dump_labels(labels_by_folder.get(get_folder(source))))
         if unwanted:
             self._table.run("DELETE FROM items WHERE is_unwanted(source)")
-        if not labeled and any(found.values()):
+        if not labeled and any(labels_by_folder.values()):
             self._table.run("UPDATE items SET labels = find_labels(source)")
 
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
@@ -104,28 +107,43 @@ class ItemStore:
             problem = "it has no label, others have one"
             self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
 
-    def hold_out(self, share: float, keep: bool, group_of: GroupOf | None, known: Mapping[str, bool]) -> None:
-        """Keep the files that are held out, or drop them, by whole groups, by default files. Those of `known` sides
-        stay there, and their groups with them."""
-        groups: dict[str, Counter[str]] = {}
+    def hold_out(
+        self, fraction: float, keeps_held_out: bool, group_of: GroupOf | None, earlier_sides: Mapping[str, bool]
+    ) -> None:
+        """Keep the files that are held out, or else those that are not. Groups, by default files, are not divided.
+
+        `earlier_sides` says of files of an earlier run whether they are held out; they stay so, with their groups.
+        Raise InputError if a group cannot stay, or a file has several.
+        """
+        label_counts: dict[str, Counter[str]] = {}
         group_by_source: dict[str, str] = {}
         sides: dict[str, bool] = {}
         for source, labels, fields in self._table.run("SELECT source, labels, fields FROM items ORDER BY source"):
-            group = group_of(source, json.loads(fields or "{}")) if group_of else source
-            if (other := group_by_source.setdefault(source, group)) != group:
-                raise InputError(f"{source} is of the groups {other} and {group}: a file has only one")
-            groups.setdefault(group, Counter()).update(json.loads(labels) if labels else [""])
-            if source in known and sides.setdefault(group, known[source]) != known[source]:
-                raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
-        held_out = choose_held_out(groups, share, sides)
+            group = source
+            if group_of is not None:
+                group = group_of(source, json.loads(fields or "{}"))
+            other_group = group_by_source.setdefault(source, group)
+            if other_group != group:
+                raise InputError(f"{source} is of the groups {other_group} and {group}: a file has only one")
+            names = json.loads(labels) if labels else [""]
+            label_counts.setdefault(group, Counter()).update(names)
+            if source in earlier_sides:
+                side = sides.setdefault(group, earlier_sides[source])
+                if side != earlier_sides[source]:
+                    raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
+        held_out = choose_held_out(label_counts, fraction, sides)
         for source, group in group_by_source.items():
-            if (group in held_out) != keep:
+            if (group in held_out) != keeps_held_out:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
-        if keep:
-            kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
-            missing = set().union(*groups.values()) - set().union(*(groups[group] for group in held_out))
-            note = f"; no video of {', '.join(map(printable, sorted(missing)))}" if missing else ""
-            self.notes.append(f"held out: {len(held_out)} of {len(groups)} {kind}{note}")
+        if not keeps_held_out:
+            return
+        kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
+        note = f"held out: {len(held_out)} of {len(label_counts)} {kind}"
+        all_labels = set().union(*label_counts.values())
+        missing = all_labels.difference(*(label_counts[group] for group in held_out))
+        if missing:
+            note += f"; no video of {', '.join(map(printable, sorted(missing)))}"
+        self.notes.append(note)
 
     def __len__(self) -> int:
         return int(next(self._table.run("SELECT count(*) FROM items"))[0])
@@ -264,28 +282,37 @@ class ItemStore:
         for rowid, path in self._table.run(f"SELECT rowid, location FROM items WHERE {unmeasured}"):
             size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
             self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
-        self._table.run("DELETE FROM known")
-        held = ((*place, dump_labels(labels), size) for *place, labels, size in stored)
-        self._table.insert("known", chain(held, ((*split_name(name), None, -1) for name in rejects)), 4)
-        self._table.run("CREATE INDEX IF NOT EXISTS by_known_source ON known (source, segment)")
+        self._table.run("DELETE FROM stored")
+        rows = ((source, segment, dump_labels(labels), size) for source, segment, labels, size in stored)
+        self._table.insert("stored", rows, 4)
+        self._table.insert("stored", ((*split_name(name), None, REJECTED) for name in rejects), 4)
+        self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source, segment)")
 
     def find_change(self) -> str | None:
         """Say how many stored samples differ from the input, and how the first does; None if none does."""
-        for column, differs, what in (
-            ("labels", "known.labels IS NOT items.labels", "have another label now"),
-            ("size", "items.size AND known.size AND known.size != items.size", "have changed since they were stored"),
-        ):
-            query = f"""
-                SELECT items.source, items.segment, known.{column}, items.{column}, max(known.rowid) FROM items
-                JOIN known ON known.source = items.source AND known.segment = items.segment
-                WHERE problem IS NULL AND known.size >= 0 AND {differs} GROUP BY 1, 2 ORDER BY 1, 2
-            """
-            if rows := list(self._table.run(query)):
-                source, segment, *values, _ = rows[0]
-                then, now = map(_format_labels, values) if column == "labels" else (f"{size} bytes" for size in values)
-                first = f"the first: {join_name(source, segment)}, {then} there and {now} in the input"
-                return f"{len(rows)} videos that {what} ({first})"
+        changes = list(self._list_changes("labels", "stored.labels IS NOT items.labels"))
+        if changes:
+            source, segment, then, now = changes[0]
+            first = f"{join_name(source, segment)}, {_format_labels(then)} there and {_format_labels(now)} in the input"
+            return f"{len(changes)} videos that have another label now (the first: {first})"
+        # A size of 0 is not known.
+        differs = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
+        changes = list(self._list_changes("size", differs))
+        if changes:
+            source, segment, then, now = changes[0]
+            first = f"{join_name(source, segment)}, {then} bytes there and {now} bytes in the input"
+            return f"{len(changes)} videos that have changed since they were stored (the first: {first})"
         return None
+
+    def _list_changes(self, column: str, differs: str) -> Iterator[list[Any]]:
+        """Yield source, segment, stored value and value in the input of each sample whose `column` differs."""
+        # Of several stored rows, a lone max() makes SQLite take the values of the last.
+        rows = self._table.run(f"""
+            SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid) FROM items
+            JOIN stored ON stored.source = items.source AND stored.segment = items.segment
+            WHERE problem IS NULL AND stored.size != {REJECTED} AND {differs} GROUP BY 1, 2 ORDER BY 1, 2""")
+        for *change, _ in rows:
+            yield change
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
