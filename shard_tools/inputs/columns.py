@@ -99,14 +99,20 @@ class Columns:
 
     def _resolve(self, role: str) -> Column | None:
         """Return the column that an option names, by its name or its number from 1; None if it is not given."""
-        given = getattr(self.options, role)
-        if given is None:
+        option = getattr(self.options, role)
+        if option is None:
             return None
-        names = [*self.names, *(column.role for column in self.columns), *map(str, range(1, len(self.names) + 1))]
-        for name in (given, to_key(given)):
-            if name and name in names:
-                return self.columns[names.index(name) % len(self.names)]
-        raise self.error(f"there is no column {given}", f"give --{role}-column one of them, or a number from 1")
+        for name in filter(None, (option, to_key(option))):
+            for column in self.columns:
+                if column.name == name:
+                    return column
+            for column in self.columns:
+                if column.role == name:
+                    return column
+            for column in self.columns:
+                if str(column.number + 1) == name:
+                    return column
+        raise self.error(f"there is no column {option}", f"give --{role}-column one of them, or a number from 1")
 
     def _resolve_times(self) -> Times | None:
         if NONE in (self.options.start, self.options.end):

@@ -95,9 +95,11 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     if not table.has_header:
         return table._replace(form=f"{table.form}, no header")
     columns = [_to_name(cell) for cell in table.sample[0]]
-    start = int(columns[0] == "")
-    is_numbered = columns[start:] == [*map(str, range(len(columns) - start))]  # by pandas, as they had no names
-    start *= is_numbered
+    # pandas writes an index of rows without a name in front, and numbers as names of columns that had none.
+    num_index_columns = 1 if columns[0] == "" else 0
+    numbers = [str(number) for number in range(len(columns) - num_index_columns)]
+    is_numbered = columns[num_index_columns:] == numbers
+    start = num_index_columns if is_numbered else 0
     columns = columns[start:]
 
     def read_rows() -> Iterator[Row]:
@@ -118,26 +120,38 @@ def _score(table: Table, is_file: IsFile) -> Table:
     """Find the column that names videos, and whether the first row is a header."""
     rows = table.sample
     chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
-    counts = []
+    num_found = 0
+    num_similar = 0
+    path_column = 0
     for column in range(max(map(len, rows))):
-        named = (get_cell(row, column) for row in chosen)
-        cells = [str(cell).strip() for cell in named if isinstance(cell, (str, int))]
+        row_cells = [get_cell(row, column) for row in chosen]
+        cells = [str(cell).strip() for cell in row_cells if isinstance(cell, (str, int))]
         similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
-        videos = sum(isinstance(get_cell(row, column), ParquetCell) for row in chosen)
-        counts.append((videos + sum(map(is_file, cells)), similar, -column))
-    found, similar, column = max(counts, default=(0, 0, 0))
+        found = sum(isinstance(cell, ParquetCell) for cell in row_cells) + sum(map(is_file, cells))
+        # Of equal columns, the first.
+        if (found, similar) > (num_found, num_similar):
+            num_found = found
+            num_similar = similar
+            path_column = column
     first = [_to_name(cell) for cell in rows[0]]
-    path = first[-column] if -column < len(first) else ""
+    path = first[path_column] if path_column < len(first) else ""
     num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
-    others, num_others = found - is_file(path), len(chosen) - 1
+    num_other_rows = len(chosen) - 1
+    num_other_files = num_found - is_file(path)
     is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
     is_number = WHOLE.fullmatch(path) and not is_index
     is_path = is_file(path) or has_video_extension(path) or "/" in path
-    names_columns = is_known(path) or num_known >= 2 or is_index or (num_others >= 2 and others == num_others)
-    has_header = table.columns is None and not is_path and not is_number and names_columns and -column < len(first)
-    known, scored = num_known * has_header, len(chosen) - has_header
+    all_others_are_files = num_other_rows >= 2 and num_other_files == num_other_rows
+    names_columns = is_known(path) or num_known >= 2 or is_index or all_others_are_files
+    is_named = table.columns is None and path_column < len(first)
+    has_header = is_named and names_columns and not is_path and not is_number
     return table._replace(
-        column=-column, num_found=found, num_known=known, num_similar=similar, num_scored=scored, has_header=has_header
+        column=path_column,
+        num_found=num_found,
+        num_known=num_known if has_header else 0,
+        num_similar=num_similar,
+        num_scored=len(chosen) - 1 if has_header else len(chosen),
+        has_header=has_header,
     )
 
 
