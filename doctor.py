@@ -105,18 +105,17 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.harness import noise_clip, time_calls
-from benchmarks.memory_vs_ratio import describe_memory
-from benchmarks.step import PretrainingStep
 from common.devices import choose_device, choose_precision
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
+from training.accounting import describe_memory
 from training.distributed import Distributed, sum_over_ranks
 from training.schedule import Schedule
 from training.startup_warnings import startup_warnings
 from training.tasks.pretraining import Pretraining
+from training.timing import PretrainingStep, noise_clip, time_calls
 
 
 @dataclass

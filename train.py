@@ -14,31 +14,29 @@ from training.load_config import load_config
 if __name__ == "__main__":
     CONFIG = parse_early(load_config)
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
 
-from common.devices import autocast_to
 from common.logging import log as log_line
 from model.channels import check_channels
-from pipeline.loader import Batch, ClipLoader
+from pipeline.loader import ClipLoader
 from pipeline.planning.plan import TrainingPlan
 from pipeline.shards.dataset import ShardDataset
 from training.checkpoint import TrainState
 from training.config import TrainConfig
-from training.distributed import Distributed, count_ranks
+from training.distributed import Distributed
 from training.failures import explain_failures
-from training.logger import SKIPPED, Logger, read_rows
+from training.logger import Logger, read_rows
 from training.numerics import determinism_fingerprint, numerics
-from training.optimizer import make_optimizer, update
-from training.parallelize import check_graphs, parallelize, reduce_gradients
+from training.optimizer import make_optimizer
+from training.parallelize import check_graphs, parallelize
 from training.profiling import profile_steps
 from training.report import write_report
 from training.run_dir import RunDir
 from training.schedule import Schedule, seed_step
 from training.startup_warnings import startup_warnings
+from training.step import train_step
 from training.stop import StopRequest
 from training.summary import describe_end
 from training.tasks import TASKS
@@ -108,30 +106,6 @@ def train(config: TrainConfig) -> bool:
         for line in [STOPPED_LINE] if stopping else end:
             log_line(line, sys.stderr)
     return not stopping
-
-
-def train_step(
-    model: nn.Module,
-    task: Task,
-    microbatches: Iterable[Batch],
-    optimizer: torch.optim.Optimizer,
-    lr: float,
-    config: TrainConfig,
-) -> dict[str, Tensor]:
-    """Take one optimizer step on this rank's micro-batches. Return scalars on the device, which is never waited for."""
-    totals: dict[str, Tensor] = {}
-    for batch in microbatches:
-        # Gradients are averaged over ranks: so that the mean is over the clips of the step.
-        fraction = len(batch.positions) * count_ranks() / config.clips_per_step(count_ranks())
-        with reduce_gradients(model, now=batch.is_last):
-            with autocast_to(batch.clip.device, config.precision):
-                loss, scalars = task.loss(model, batch)
-            (loss * fraction).backward()
-        for name, value in scalars.items():
-            totals[name] = totals.get(name, 0) + value.detach() * fraction
-    norm = update(optimizer, lr, config.optimizer.clip_grad_norm)
-    task.after_update()
-    return totals | {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
 
 
 def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Distributed) -> TrainingPlan:

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, in_fresh_process, measure_cases, noise_clip, print_table, require
+from benchmarks.harness import Report, Row, in_fresh_process, measure_cases, print_table, require
 from benchmarks.pipeline_throughput import open_loader, prepare_shards
-from benchmarks.step import PretrainingStep, measure_step
+from benchmarks.step import measure_step
 from common.arguments import between
 from common.devices import choose_device, choose_precision, explain_out_of_memory
 from common.errors import run_command
 from model.config import SIZES, ModelConfig
 from pipeline.config import DataConfig
 from pipeline.shards.dataset import ShardDataset
+from training.timing import PretrainingStep, noise_clip
 
 NOTES = [
     "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and upper: of the"

@@ -6,24 +6,21 @@ import platform
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import distributions
-from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from common.atomic_io import write_json
 from common.devices import Precision, get_device_name
 from common.errors import InputError
 from common.progress import progress_bar
-from model.config import ModelConfig
+from training.timing import time_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,29 +30,6 @@ COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 Row = dict[str, Any]
 Case = TypeVar("Case", bound=Hashable)
 Result = TypeVar("Result")
-
-
-def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
-    """Return the milliseconds of each of `repetitions` calls, after `warmup` untimed ones.
-
-    On CUDA they are timed by events, so that calls queue up as they do in training.
-    """
-    for _ in range(warmup):
-        call()
-    if device.type != "cuda":
-        times = [time.perf_counter()]
-        for _ in range(repetitions):
-            call()
-            times.append(time.perf_counter())
-        return [(end - start) * 1e3 for start, end in pairwise(times)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
-    torch.cuda.synchronize(device)
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize(device)
-    return [start.elapsed_time(end) for start, end in pairwise(events)]
 
 
 def cpu_seconds() -> float:
@@ -87,12 +61,6 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / median(time_calls(lambda: a @ b, device, 3, 10)) / 1e9
-
-
-def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Tensor:
-    """Return random uint8 [B, T, H, W, C]: the contents change neither speed nor memory."""
-    shape = (batch_size, config.num_frames, *config.frame_size, config.in_channels)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result:

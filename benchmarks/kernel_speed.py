@@ -20,7 +20,7 @@ from torch import Tensor
 
 import benchmarks.peers.token_path as published
 from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, noise_clip, require, time_calls
+from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, require
 from common.arguments import between
 from common.devices import choose_device
 from common.errors import run_command
@@ -33,6 +33,7 @@ from kernels.patchify import patchify
 from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
 from model.config import ModelConfig
+from training.timing import noise_clip, time_calls
 
 NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"

@@ -13,25 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.accounting import FIXED, RESERVE_GPU, Account, count_flops, predict
 from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import ROOT, Report, Row, in_fresh_process, measure_cases, print_table
 from benchmarks.step import measure_config
 from common.arguments import between
 from common.devices import choose_device
 from common.errors import InputError, run_command
-from common.logging import format_bytes, log
+from common.logging import log
 from common.progress import progress_bar
 from common.yaml_io import read_yaml
 from model.config import SIZES, ModelConfig
-from pipeline.config import DataConfig
-from training.config import TrainConfig, parse
+from training.accounting import count_flops, describe_memory, predict
+from training.config import parse
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
-CAPACITIES_GB = (16, 24, 40, 80, 141)
-AMPLE_BATCH = 64  # large enough for activations to dominate the peak, which is proportional to clips from there on
-STORED_PIXELS = 352 * 256  # of a frame that DALI decodes, for shards of 342×256
-NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2  # at most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
     " allocates.",
@@ -123,31 +118,6 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
         **{f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in at_peak.items()},
         "gflop_per_clip": round(count_flops(config, batch_size) / batch_size / 1e9, 1),
     }
-
-
-def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tuple[str, str]]:
-    """Predict a pre-training step of a run; return a line for each part of it, and the largest batch of common GPUs."""
-    if run.task != "pretrain":
-        raise InputError(f"task is {run.task}; only the memory of pre-training is predicted")
-    batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
-    on_gpu = run.device != "cpu"
-    at_peak, ample = (predict(run.model, number, on_gpu) for number in (batch_size, AMPLE_BATCH))
-    where = "predicted for a GPU" if on_gpu else "predicted for this CPU"
-    return [
-        (f"{batch_size} clips", f"{format_bytes(sum(at_peak.values()))}, {where}: at the peak of a step"),
-        *((label.replace("_", " "), format_bytes(size)) for label, size in at_peak.items() if size),
-        *((f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips") for size in CAPACITIES_GB),
-    ]
-
-
-def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
-    """Return the clips that fit into `capacity` bytes, from the account of AMPLE_BATCH, with what DALI holds of them:
-    the stored frames of the batch that it decodes, and the clips of those that are prefetched (pipeline/loader.py)."""
-    height, width = config.frame_size
-    loaded = config.num_frames * 3 * (STORED_PIXELS + DataConfig.prefetch * height * width)
-    fixed = sum(ample[label] for label in FIXED)
-    per_clip = (sum(ample.values()) - fixed) / AMPLE_BATCH + loaded
-    return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - fixed) / per_clip))
 
 
 if __name__ == "__main__":

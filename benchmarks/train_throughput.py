@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from benchmarks.accounting import count_flops
 from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, in_fresh_process, matmul_tflops, measure_cases, noise_clip, print_table
+from benchmarks.harness import Report, Row, in_fresh_process, matmul_tflops, measure_cases, print_table
 from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
 from benchmarks.step import measure_config, measure_step
 from common.arguments import between
@@ -25,7 +24,9 @@ from common.devices import choose_device, choose_precision, explain_out_of_memor
 from common.errors import run_command
 from model.adamae import AdaMAE
 from model.config import SIZES, ModelConfig
+from training.accounting import count_flops
 from training.config import Compile
+from training.timing import noise_clip
 
 EAGER, COMPILED, GRAPHS = "this repository", "this repository, compiled", "this repository, CUDA graphs"
 COMPILE: dict[str, Compile] = {EAGER: False, COMPILED: True, GRAPHS: "reduce-overhead"}

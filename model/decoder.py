@@ -52,7 +52,7 @@ class Decoder(nn.Module):
 class CrossDecoder(Decoder):
     """Masked tokens attend to visible ones, not to each other (CrossMAE, arXiv 2401.14391 §3.2).
 
-    ViT-Base, ρ .95, 16 clips, counted by benchmarks/accounting.py: a step takes 3.18 TFLOP instead of 4.18 and 3.24 GiB
+    ViT-Base, ρ .95, 16 clips, counted by training/accounting.py: a step takes 3.18 TFLOP instead of 4.18 and 3.24 GiB
     instead of 3.41; with decoder_share=0.5, which changes no prediction here, 2.70 and 2.84.
     """
 

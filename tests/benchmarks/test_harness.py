@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import ROOT, Report, measure_cases, require, time_calls
+from benchmarks.harness import ROOT, Report, measure_cases, require
 from common.errors import InputError
+from training.timing import time_calls
 
 CPU = torch.device("cpu")
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import memory_vs_ratio
-from benchmarks.accounting import AT_PEAK, RESERVE_GPU
-from benchmarks.memory_vs_ratio import NVDEC_BYTES, largest_batch, main, read_paper_memory
+from benchmarks.memory_vs_ratio import main, read_paper_memory
 from benchmarks.results_page import plot_memory
 from common.errors import InputError
 from model.config import ModelConfig
+from training.accounting import AT_PEAK, NVDEC_BYTES, RESERVE_GPU, largest_batch
 
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, encoder_depth=1, decoder_depth=1)
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import train_throughput
-from benchmarks.harness import noise_clip
 from benchmarks.peers import steps
 from benchmarks.peers.naive_adamae import NaiveAdaMAE
 from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
@@ -15,6 +14,7 @@ from benchmarks.train_throughput import COMPILED, EAGER, GRAPHS, Case, list_case
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from training.timing import noise_clip
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(size="tiny", num_frames=4, image_size=64, mask_ratio=0.75)

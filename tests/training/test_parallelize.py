@@ -102,8 +102,8 @@ def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [True, "reduce-overhead"])
 def test_a_compiled_step_on_a_gpu_learns_what_the_plain_one_does(how: Any) -> None:
-    from benchmarks.harness import noise_clip as make_clip
-    from benchmarks.step import PretrainingStep
+    from training.timing import PretrainingStep
+    from training.timing import noise_clip as make_clip
 
     device = torch.device("cuda")
     losses = []

@@ -11,7 +11,10 @@ import pytest
 import torch
 from tiny import write_random_teacher
 
-from benchmarks.accounting import (
+from benchmarks.harness import ROOT
+from benchmarks.step import measure_config
+from model.config import ModelConfig
+from training.accounting import (
     CUBLAS_BYTES,
     CUBLAS_THREADS,
     LiveBytes,
@@ -20,11 +23,9 @@ from benchmarks.accounting import (
     column_sum_workspace,
     predict,
 )
-from benchmarks.harness import ROOT, noise_clip
-from benchmarks.step import PretrainingStep, measure_config
-from model.config import ModelConfig
 from training.config import parse
 from training.numerics import numerics
+from training.timing import PretrainingStep, noise_clip
 
 CPU = torch.device("cpu")
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
@@ -92,7 +93,7 @@ def test_gradients_in_buckets_are_there_all_the_time() -> None:
 )
 def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flops: float) -> None:
     program = f"""
-from benchmarks.accounting import count_flops, predict
+from training.accounting import count_flops, predict
 from model.config import ModelConfig
 config = ModelConfig(**{changes})
 print(sum(predict(config, 16).values()) / 2**30, count_flops(config, 16))

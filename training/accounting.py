@@ -16,14 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from benchmarks.harness import noise_clip
-from benchmarks.step import PretrainingStep, make_config
 from common import devices
 from common.arithmetic import ceil_div, round_up
+from common.errors import InputError
+from common.logging import format_bytes
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from pipeline.config import DataConfig
+from training.config import TrainConfig
 from training.optimizer import update
 from training.tasks.pretraining import Pretraining
+from training.timing import PretrainingStep, make_config, noise_clip
 
 # In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
 PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss")
@@ -42,6 +45,14 @@ CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= "2.15" else 2  # of the
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 # What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
 RESERVE_GPU = 1.5e9
+
+CAPACITIES_GB = (16, 24, 40, 80, 141)
+# Large enough for activations to dominate the peak, which is proportional to clips from there on.
+AMPLE_BATCH = 64
+# A frame that DALI decodes, for shards of 342×256.
+STORED_PIXELS = 352 * 256
+# At most: DALI keeps 100 decoders, each of which has 8 surfaces in NV12.
+NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2
 
 # Attention on a CPU, which torch 2.11 does not count, as on a GPU.
 aten = torch.ops.aten
@@ -76,6 +87,31 @@ def count_flops(config: ModelConfig, batch_size: int) -> int:
         task.model.to_empty(device="cpu")
         PretrainingStep(task)(noise_clip(config, batch_size, torch.device("cpu")))
     return flops.get_total_flops()
+
+
+def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tuple[str, str]]:
+    """Predict a pre-training step of a run; return a line for each part of it, and the largest batch of common GPUs."""
+    if run.task != "pretrain":
+        raise InputError(f"task is {run.task}; only the memory of pre-training is predicted")
+    batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
+    on_gpu = run.device != "cpu"
+    at_peak, ample = (predict(run.model, number, on_gpu) for number in (batch_size, AMPLE_BATCH))
+    where = "predicted for a GPU" if on_gpu else "predicted for this CPU"
+    return [
+        (f"{batch_size} clips", f"{format_bytes(sum(at_peak.values()))}, {where}: at the peak of a step"),
+        *((label.replace("_", " "), format_bytes(size)) for label, size in at_peak.items() if size),
+        *((f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips") for size in CAPACITIES_GB),
+    ]
+
+
+def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
+    """Return the clips that fit into `capacity` bytes, from the account of AMPLE_BATCH, with what DALI holds of them:
+    the stored frames of the batch that it decodes, and the clips of those that are prefetched (pipeline/loader.py)."""
+    height, width = config.frame_size
+    loaded = config.num_frames * 3 * (STORED_PIXELS + DataConfig.prefetch * height * width)
+    fixed = sum(ample[label] for label in FIXED)
+    per_clip = (sum(ample.values()) - fixed) / AMPLE_BATCH + loaded
+    return max(0, int((capacity - RESERVE_GPU - NVDEC_BYTES - fixed) / per_clip))
 
 
 def _make_task(config: ModelConfig) -> Pretraining:

@@ -1,0 +1,40 @@
+"""One optimizer step, for train.py, doctor.py and the benchmarks alike."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from common.devices import autocast_to
+from pipeline.loader import Batch
+from training.config import TrainConfig
+from training.distributed import count_ranks
+from training.logger import SKIPPED
+from training.optimizer import update
+from training.parallelize import reduce_gradients
+from training.tasks.task import Task
+
+
+def train_step(
+    model: nn.Module,
+    task: Task,
+    microbatches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    lr: float,
+    config: TrainConfig,
+) -> dict[str, Tensor]:
+    """Take one optimizer step on this rank's micro-batches. Return scalars on the device, which is never waited for."""
+    totals: dict[str, Tensor] = {}
+    for batch in microbatches:
+        # DistributedDataParallel averages gradients over ranks, whose micro-batches may differ in size. Each counts by
+        # its clips, so that the mean is over all clips of the step.
+        fraction = len(batch.positions) * count_ranks() / config.clips_per_step(count_ranks())
+        with reduce_gradients(model, now=batch.is_last):
+            with autocast_to(batch.clip.device, config.precision):
+                loss, scalars = task.loss(model, batch)
+            (loss * fraction).backward()
+        for name, value in scalars.items():
+            totals[name] = totals.get(name, 0) + value.detach() * fraction
+    norm = update(optimizer, lr, config.optimizer.clip_grad_norm)
+    task.after_update()
+    return totals | {"grad_norm": norm, SKIPPED: (~norm.isfinite()).float()}
