@@ -1,196 +1,215 @@
-"""Fill in the numbers of README, docs/results.md and docs/experiments.md that result files hold, and redraw the plots:
-`python benchmarks/results_page.py`.
+"""Keep README.md, docs/results.md and benchmarks/experiments.md in line with the files in benchmarks/results/.
 
-A table stands between two comments. The first names the JSON file in benchmarks/results/, the columns (`name: heading`,
-or `name ± deviation: heading`) and optionally which rows: `key=value|other value, ...`, all of which must hold. A
-number in a sentence stands between `<!-- = its name -->` and `<!-- end -->`; benchmarks/results_page.yaml defines it.
-All other text is left as it is.
+`python benchmarks/results_page.py` rewrites the tables and plots; with `--check`, it writes nothing. Both exit with
+code 1 if a page contradicts a result. benchmarks/claims.yaml defines what belongs on which page:
+
+- a table is generated, between the lines `<!-- table NAME -->` and `<!-- end of table -->`;
+- a sentence is written by hand and only checked: the page must contain the words of its claim, with the numbers of the
+  result file. The check prints the words that are missing.
 """
 
+import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
-from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+import msgspec
 
 from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
+from benchmarks.result_plots import PLOTS
 from common.atomic_io import atomic_write, write_text
 from common.errors import InputError, run_command
 from common.yaml_io import read_yaml
 
-PAGES = (ROOT / "README.md", ROOT / "docs/results.md", ROOT / "docs/experiments.md")
-NUMBERS: dict[str, dict[str, Any]] = {
-    name: {"file": group["file"], "column": group["column"], "over": "", "as": "{value}", **number}
-    for group in read_yaml(ROOT / "benchmarks/results_page.yaml")
-    for name, number in group["numbers"].items()
-}
-LOADING = "cpu/pipeline_throughput.json"
-MEMORY = "nvidia-h200/memory_vs_ratio.json"
-FEW_CLIPS, NUM_TEST_CLIPS = "cpu/few_clips", 212
-MEASURES = {"finetune_top1": "fine-tuned", "attentive_probe_top1": "attentive probe", "linear_top1": "linear"}
-FILES = {"original": "original files", "h264": "h264 shards", "h264-size": "h264 shards, --tune size"}
-PLOTTED = ("adamae", "spdl", "torchcodec", "decord")
-BLUE, GRAY, RED = "#2471a3", "#95a5a6", "#c0392b"
-SERIES = (  # of memory: column, whether with activation checkpointing, label, Matplotlib's marker, line and color
-    ("paper_gb", False, "the paper's code on its GPUs (converted from GB)", "s--C7"),
-    ("predicted_peak_gib", False, "predicted", "-C0"),
-    ("measured_peak_gib", False, "measured", "oC0"),
-    ("compiled_measured_peak_gib", False, "measured, compiled", "DC3"),
-    ("predicted_peak_gib", True, "predicted, with activation checkpointing", ":C0"),
-    ("measured_peak_gib", True, "measured, with activation checkpointing", "^C0"),
-)
-TABLE = re.compile(
-    r"(<!-- table (?P<file>\S+) \|(?P<columns>[^|]*?)(?:\|(?P<filters>.*?))?-->\n).*?(<!-- end -->)", re.S
-)
-NUMBER = re.compile(r"(<!-- = (?P<name>[^|>]+?) -->).*?(<!-- end -->)", re.S)
+CLAIMS = ROOT / "benchmarks" / "claims.yaml"
+TABLE_START = "<!-- table {name} -->"
+TABLE_END = "<!-- end of table -->"
+
+Filters = dict[str, Any]
 
 
-class Cell(float):
-    """A number that is formatted as in tables, unless a format is given."""
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """A generated table: the rows of a file that pass the filters, and a heading for each column.
 
-    def __format__(self, spec: str) -> str:
-        return super().__format__(spec) if spec else format_cell(float(self))
+    A column "a ± b" shows two values of the file in one cell.
+    """
+
+    page: str
+    file: str
+    columns: dict[str, str]
+    rows: Filters = {}
 
 
-def main() -> None:
-    for page in PAGES:
-        write_text(page, regenerate(page.read_text(encoding="utf-8")))
+class Claim(msgspec.Struct, forbid_unknown_fields=True):
+    """Words that a page must contain, with the numbers in braces replaced, as by `str.format`.
+
+    `{name}` is a column of the only row that passes the filters `rows`. `{min}` and `{max}` are the extremes of
+    `column` over all rows that pass. `{ratio}` is `max` relative to the largest value of other rows: of those that pass
+    `rows` after the filters in `over` have replaced its own.
+    """
+
+    page: str
+    words: str
+    file: str
+    rows: Filters = {}
+    column: str = ""
+    over: Filters = {}
+
+
+class Definitions(msgspec.Struct, forbid_unknown_fields=True):
+    """The contents of benchmarks/claims.yaml."""
+
+    tables: dict[str, Table]
+    claims: list[Claim]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Keep the pages in line with the result files.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    options = parser.parse_args(arguments)
+    definitions = read_definitions()
+    problems = find_wrong_claims(definitions.claims)
+    if options.check:
+        problems += find_stale_tables(definitions.tables)
+    else:
+        write_tables(definitions.tables)
+        write_plots()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def read_definitions() -> Definitions:
+    """Read benchmarks/claims.yaml; raise InputError if a field is missing, unknown or of the wrong type."""
+    try:
+        return msgspec.convert(read_yaml(CLAIMS), Definitions)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{CLAIMS}: {error}") from error
+
+
+def find_wrong_claims(claims: Sequence[Claim]) -> list[str]:
+    """Return a sentence for each claim whose words are not on its page."""
+    problems = []
+    for claim in claims:
+        words = render_claim(claim)
+        # Pages are wrapped by hand, so a line break counts as a space.
+        text = " ".join(read_page(claim.page).split())
+        if words not in text:
+            problems.append(f"{claim.page} must say, by {claim.file}: {words}")
+    return problems
+
+
+def find_stale_tables(tables: dict[str, Table]) -> list[str]:
+    """Return a sentence for each page whose tables differ from the result files."""
+    problems = []
+    for page in list_pages(tables):
+        text = read_page(page)
+        if replace_tables(text, page, tables) != text:
+            problems.append(f"{page} has tables that are out of date: run `python benchmarks/results_page.py`")
+    return problems
+
+
+def write_tables(tables: dict[str, Table]) -> None:
+    for page in list_pages(tables):
+        write_text(ROOT / page, replace_tables(read_page(page), page, tables))
         print(f"wrote {page}")
-    plots = {
-        "loading": plot_loading(read_rows(LOADING)),
-        "memory": plot_memory(choose_rows(MEMORY, "masking=adaptive, target=pixels")),
-        "few_clips": plot_few_clips(),
-    }
-    for name, figure in plots.items():
-        plot = ROOT / "docs" / f"{name}.png"
-        with atomic_write(plot) as partial:
-            figure.savefig(partial, format="png", dpi=90)
-        print(f"wrote {plot}")
 
 
-def regenerate(text: str) -> str:
-    """Return a page with all its tables and numbers as the results say; raise InputError for what they do not hold."""
-    text = TABLE.sub(
-        lambda found: found[1] + make_table(found["file"], found["columns"], found["filters"] or "") + found[5], text
-    )
-    return NUMBER.sub(lambda found: found[1] + make_number(found["name"]) + found[3], text)
+def write_plots() -> None:
+    for name, plot in PLOTS.items():
+        path = ROOT / "docs" / f"{name}.png"
+        with atomic_write(path) as partial:
+            plot().savefig(partial, format="png", dpi=90)
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
-def read_rows(file: str) -> list[Row]:
-    path = RESULTS / file
+def list_pages(tables: dict[str, Table]) -> list[str]:
+    return sorted({table.page for table in tables.values()})
+
+
+def read_page(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
+    """Return the text of a page with its tables generated again; raise InputError if it lacks the lines of a table."""
+    for name, table in tables.items():
+        if table.page != page:
+            continue
+        before, start, rest = text.partition(TABLE_START.format(name=name) + "\n")
+        _, end, after = rest.partition(TABLE_END)
+        if not start or not end:
+            raise InputError(f"{page} lacks the lines {TABLE_START.format(name=name)} and {TABLE_END}: add them")
+        # A blank line after the first comment and before the second one: some parsers take the neighbors of a comment
+        # for HTML, too.
+        text = f"{before}{start}\n{make_table(table)}\n{end}{after}"
+    return text
+
+
+def make_table(table: Table) -> str:
+    """Return the table in Markdown."""
+    rows = select_rows(table.file, table.rows)
+    for column in table.columns:
+        name, _, _ = column.partition(" ± ")
+        # A column may be empty in the chosen rows, but not missing in the whole file.
+        if not any(name in row for row in select_rows(table.file, {})):
+            raise InputError(f"{table.file} has no column {name}, which {CLAIMS.name} names")
+    cells = [[format_column(row, column) for column in table.columns] for row in rows]
+    return format_table(list(table.columns.values()), cells)
+
+
+def format_column(row: Row, column: str) -> str:
+    """Return the cell of a column, which is a name or "name ± name"; the second value may be missing."""
+    name, _, deviation_name = column.partition(" ± ")
+    cell = format_cell(row.get(name))
+    deviation = row.get(deviation_name)
+    if deviation is not None:
+        cell += f" ± {format_cell(deviation)}"
+    return cell
+
+
+def render_claim(claim: Claim) -> str:
+    """Return the words that the page must contain; raise InputError if they name a number that there is not."""
+    rows = select_rows(claim.file, claim.rows)
+    numbers: dict[str, Any] = {}
+    if len(rows) == 1:
+        numbers.update(rows[0])
+    if claim.column:
+        values = [row[claim.column] for row in rows]
+        numbers["min"] = min(values)
+        numbers["max"] = max(values)
+    if claim.over:
+        baselines = select_rows(claim.file, {**claim.rows, **claim.over})
+        numbers["ratio"] = numbers["max"] / max(row[claim.column] for row in baselines)
+    try:
+        words = claim.words.format(**numbers)
+    except KeyError as error:
+        raise InputError(
+            f'"{claim.words}" needs {error}, which {claim.file} has not in one row of {claim.rows}'
+        ) from error
+    # `{ratio:.0%}` gives "97%"; the pages write "97 %".
+    return re.sub(r"(\d)%", r"\1 %", words)
+
+
+def select_rows(file: str, filters: Filters) -> list[Row]:
+    """Return the rows that pass all filters; raise InputError if there are none.
+
+    {"loader": ["spdl", "torchcodec"], "repeats": 1} passes rows of either loader with one clip per decoded video.
+    """
+    path: Path = RESULTS / file
     if not path.is_file():
-        raise InputError(f"a page names {file}, which is not in {RESULTS}")
-    return json.loads(path.read_text(encoding="utf-8"))["rows"]
-
-
-def make_number(name: str) -> str:
-    """Format the largest value of a column among chosen rows, as results_page.yaml says."""
-    if name not in NUMBERS:
-        raise InputError(f"a page names the number {name}, which benchmarks/results_page.yaml does not define")
-    number = NUMBERS[name]
-    file, by_column, where = number["file"], itemgetter(number["column"]), number["where"]
-    rows = choose_rows(file, where)
-    best = max(rows, key=by_column)
-    values = {**best, "value": by_column(best), "low": min(map(by_column, rows))}
-    if number["over"]:
-        values["ratio"] = values["value"] / max(map(by_column, choose_rows(file, f"{where}, {number['over']}")))
-    cells = {key: Cell(value) if isinstance(value, float) else value for key, value in values.items()}
-    return str(number["as"]).format(**cells)
-
-
-def choose_rows(file: str, filters: str) -> list[Row]:
-    """Return the rows that fit all filters, `key=value|other value, ...`; of two for one key the last one counts."""
-    pairs = (pair.strip().partition("=") for pair in re.split(r",(?=\s*\w+=)", filters) if pair.strip())
-    wanted = {key: values.split("|") for key, _, values in pairs}
-    rows = [row for row in read_rows(file) if all(str(row.get(key)) in values for key, values in wanted.items())]
+        raise InputError(f"{CLAIMS.name} names {file}, which is not in {RESULTS}")
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    for name, allowed in filters.items():
+        if not isinstance(allowed, list):
+            allowed = [allowed]
+        rows = [row for row in rows if row.get(name) in allowed]
     if not rows:
-        raise InputError(f"{RESULTS / file} has no row with {filters}")
+        raise InputError(f"{path} has no row with {filters}")
     return rows
-
-
-def make_table(file: str, columns: str, filters: str) -> str:
-    known = {key for row in read_rows(file) for key in row}
-    rows = choose_rows(file, filters)
-    heads, cells = [], []
-    for column in columns.split(","):
-        name, _, heading = (part.strip() for part in column.partition(":"))
-        mean, _, deviation = (part.strip() for part in name.partition("±"))
-        if mean not in known:
-            raise InputError(f"a page names the column {mean}, which {RESULTS / file} does not have")
-        heads.append(heading or name)
-        spreads = ("" if row.get(deviation) is None else f" ± {format_cell(row[deviation])}" for row in rows)
-        cells.append([format_cell(row.get(mean)) + spread for row, spread in zip(rows, spreads, strict=True)])
-    return format_table(heads, zip(*cells, strict=True))
-
-
-def plot_memory(rows: Sequence[Row]) -> Figure:
-    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the paper's."""
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for column, checkpointing, label, style in SERIES:
-        gib = 1e9 / 2**30 if column == "paper_gb" else 1
-        points = sorted(
-            (row["mask_ratio"], row[column] * gib)
-            for row in rows
-            if row["activation_checkpointing"] == checkpointing and row.get(column) is not None
-        )
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.set(
-        xlabel="mask ratio",
-        ylabel="peak GPU memory of a step (GiB)",
-        xticks=sorted({row["mask_ratio"] for row in rows}),
-    )
-    axes.set_title(f"pre-training, {rows[0]['batch_size']} clips per step", fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    return figure
-
-
-def plot_few_clips() -> Figure:
-    """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
-    features = [row for row in read_rows(f"{FEW_CLIPS}/linear_baseline.json") if "knn_top1" in row]
-    top1 = {f"{row['features']}, linear": row["linear_top1"] for row in features}
-    for row in read_rows(f"{FEW_CLIPS}/masking_study.json"):
-        masking, _, settings = row["strategy"].partition(":")
-        name = "from scratch" if masking == "scratch" else f"pre-trained, {masking} masks"
-        name += f", {settings}" if settings else ""
-        top1 |= {f"{name}, {title}": row[key] for key, title in MEASURES.items() if key in row}
-    top1 = dict(sorted(top1.items(), key=itemgetter(1)))
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    errors = [(p * (1 - p) / NUM_TEST_CLIPS) ** 0.5 for p in top1.values()]
-    colors = [BLUE if "fine-tuned" in name else GRAY for name in top1]
-    axes.barh(list(top1), list(top1.values()), xerr=errors, color=colors)
-    axes.axvline(0.1, color=RED, linestyle="--", label="chance")
-    axes.legend(loc="lower right", fontsize=8)
-    axes.set_xlabel(f"top-1 on {NUM_TEST_CLIPS} clips")
-    return figure
-
-
-def plot_loading(rows: Sequence[Row]) -> Figure:
-    """Plot the clips per CPU-second of every loader, by the files that it reads, and the bound of decoding alone."""
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    speed = itemgetter("clips_per_cpu_second")
-    for axes, (encode, title) in zip(figure.subplots(1, len(FILES)), FILES.items(), strict=True):
-        own = "copy" if encode == "original" else encode  # copied files are the originals
-        shown = [row for row in rows if row["encode"] == (own if row["loader"] in ("adamae", "decoding") else encode)]
-        bound = next(speed(row) for row in shown if row["loader"] == "decoding")
-        shown = sorted((row for row in shown if row["loader"] in PLOTTED), key=speed)
-        names = [row["loader"] + ",\n2 clips per decode" * (row["repeats"] == 2) for row in shown]
-        bars = axes.barh(
-            names, list(map(speed, shown)), color=[BLUE if row["loader"] == "adamae" else GRAY for row in shown]
-        )
-        axes.bar_label(bars, fmt="%.3g", padding=3)
-        axes.axvline(bound, color=RED, linestyle="--", label=f"decoding alone: {bound:.3g}")
-        axes.margins(x=0.25)
-        axes.legend(loc="lower right", fontsize=8)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("clips per CPU-second")
-    return figure
 
 
 if __name__ == "__main__":

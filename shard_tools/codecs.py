@@ -41,9 +41,9 @@ class Codec:
 # costs at most gop - 1 others, and frames come out of the decoder in the order in which they are stored.
 X26X = "keyint={gop}:min-keyint={gop}:scenecut=0:bframes=0:open-gop=0"
 # x264: CAVLC instead of CABAC, no deblocking, no weighted prediction; x265: no deblocking, no SAO, no weighted
-# prediction. The default CRF is one lower, which keeps PSNR at that of --tune size (docs/experiments.md): h264 decodes
-# in 5.2 instead of 9.9 ms per clip of 16 frames and encodes in 31 instead of 40, for 22 % more bytes; hevc in 14.4
-# instead of 15.3 ms, for 13 % more bytes.
+# prediction. The default CRF is one lower, which keeps PSNR at that of --tune size (benchmarks/experiments.md): h264
+# decodes in 5.2 instead of 9.9 ms per clip of 16 frames and encodes in 31 instead of 40, for 22 % more bytes; hevc in
+# 14.4 instead of 15.3 ms, for 13 % more bytes.
 FAST = {"tune": "fastdecode"}
 CODECS = {
     # cpu-independent: otherwise mbtree rounds as the processor likes, and one video in a hundred or so comes out a few

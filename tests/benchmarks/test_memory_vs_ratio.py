@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks import memory_vs_ratio
 from benchmarks.memory_vs_ratio import main, read_paper_memory
-from benchmarks.results_page import plot_memory
 from common.errors import InputError
 from model.config import ModelConfig
 from training.accounting import AT_PEAK, NVDEC_BYTES, RESERVE_GPU, largest_batch
@@ -25,14 +24,6 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     assert plain["predicted_peak_gib"] <= plain["ddp_predicted_peak_gib"]
     assert checkpointed["recomputed_gflop_per_clip"] >= 0
     assert checkpointed["gflop_per_clip"] == plain["gflop_per_clip"], "what is recomputed is no work"
-
-
-def test_the_plot_shows_what_there_is() -> None:
-    common = {"mask_ratio": 0.9, "batch_size": 16, "activation_checkpointing": False, "predicted_peak_gib": 4.0}
-    (axes,) = plot_memory([common, common | {"mask_ratio": 0.8, "paper_gb": 2**30 / 1e9}]).axes
-    assert [line.get_label().partition(" (")[0] for line in axes.lines] == ["the paper's code on its GPUs", "predicted"]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0.8, 1.0]], [[0.8, 4.0], [0.9, 4.0]]]
-    assert "GiB" in axes.get_ylabel()
 
 
 def test_the_largest_batch_fits_with_what_dali_holds() -> None:

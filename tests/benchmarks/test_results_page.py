@@ -1,67 +1,110 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import results_page
+from benchmarks.harness import Row
+from benchmarks.results_page import Claim, Table
 from common.errors import InputError
 
-
-@pytest.mark.parametrize("page", results_page.PAGES, ids=lambda page: page.name)
-def test_the_page_is_what_the_results_say(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert results_page.regenerate(text) == text, "run `python benchmarks/results_page.py`"
-
-
-def test_every_number_stands_on_a_page() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in results_page.PAGES)
-    assert [name for name in results_page.NUMBERS if f"<!-- = {name} -->" not in text] == []
+LOADERS = [
+    {"loader": "spdl", "batches": 8, "speed": 10.0, "speed_std": 0.01234},
+    {"loader": "decord", "batches": 8, "speed": 5.0},
+    {"loader": "adamae", "batches": 8, "speed": 80.0},
+    {"loader": "other", "batches": 1, "speed": 3000.0},
+]
 
 
-def test_a_number_is_that_of_the_best_row(monkeypatch, tmp_path: Path) -> None:
-    rows = [
-        {"loader": loader, "what": "bf16, large", "speed": speed}
-        for loader, speed in (("spdl", 10.0), ("decord", 5.0), ("adamae", 80.0), ("other", 3000.0))
-    ]
-    (tmp_path / "x.json").write_text(json.dumps({"rows": rows}))
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the folders of pages and of result files by one that holds x.json."""
+    write_rows(tmp_path / "x.json", LOADERS)
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    peers = {"file": "x.json", "column": "speed", "where": "what=bf16, large, loader=spdl|decord", "over": ""}
-    own = {**peers, "where": "loader=adamae", "over": "loader=spdl|decord"}
-    numbers = {
-        "peer": {**peers, "as": "{value} by {loader}"}, "peers": {**peers, "as": "{low:.0f} to {value:.0f}"},
-        "ratio": {**own, "as": "{ratio:.2g}×"}, "all": {**peers, "where": "", "as": "{value}"},
-        "none": {**own, "where": "loader=nobody"},
-    }  # fmt: skip
-    monkeypatch.setattr(results_page, "NUMBERS", numbers)
-    found = [results_page.make_number(name) for name in ("peer", "peers", "ratio", "all")]
-    assert found == ["10 by spdl", "5 to 10", "8×", "3,000"]
-    page = "<!-- = ratio -->\n9×<!-- end --> | <!-- = peer --><!-- end -->"
-    assert results_page.regenerate(page) == "<!-- = ratio -->8×<!-- end --> | <!-- = peer -->10 by spdl<!-- end -->"
-    with pytest.raises(InputError, match="has no row with loader=nobody"):
-        results_page.make_number("none")
-    with pytest.raises(InputError, match=r"names the number nowhere, which .*results_page\.yaml does not define"):
-        results_page.regenerate("<!-- = nowhere --><!-- end -->")
+    monkeypatch.setattr(results_page, "ROOT", tmp_path)
 
 
-def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path, monkeypatch) -> None:
-    rows = [{"name": name, "top1": top1, "top1_std": 0.01234} for name, top1 in (("a", 0.5), ("b", 123.4), ("c", None))]
-    (tmp_path / "x.json").write_text(json.dumps({"rows": rows}))
-    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
-    page = "<!-- table x.json | name: model, top1 ± top1_std: top-1 | name=a|b -->\nold\n<!-- end -->"
-    expected = "| model | top-1 |\n| --- | --- |\n| a | 0.5 ± 0.0123 |\n| b | 123 ± 0.0123 |\n"
-    assert results_page.regenerate(page) == page.replace("old\n", expected)
+def write_rows(path: Path, rows: list[Row]) -> None:
+    path.write_text(json.dumps({"rows": rows}))
+
+
+def make_claim(words: str, **fields: Any) -> Claim:
+    return Claim(page="page.md", words=words, file="x.json", **fields)
+
+
+def test_the_pages_say_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert results_page.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        (make_claim("{speed:.0f} clips/s", rows={"loader": "spdl"}), "10 clips/s"),
+        (make_claim("{speed:,.0f} ± {speed_std:.3f}", rows={"loader": "spdl"}), "10 ± 0.012"),
+        (make_claim("{min:.0f} to {max:.0f}", column="speed", rows={"batches": 8}), "5 to 80"),
+        (
+            make_claim("{ratio:.2g}×", column="speed", rows={"loader": "adamae"}, over={"loader": ["spdl", "decord"]}),
+            "8×",
+        ),
+        (
+            make_claim("{ratio:.0%} as fast", column="speed", rows={"loader": "decord"}, over={"loader": "spdl"}),
+            "50 % as fast",
+        ),
+    ],
+)
+def test_the_words_of_a_claim_hold_numbers_of_the_results(claim: Claim, expected: str) -> None:
+    assert results_page.render_claim(claim) == expected
+
+
+@pytest.mark.usefixtures("results")
+def test_a_claim_may_be_wrapped_but_not_wrong(tmp_path: Path) -> None:
+    claim = make_claim("loads {speed:.0f} clips/s", rows={"loader": "spdl"})
+    page = tmp_path / "page.md"
+    page.write_text("It loads\n  10 clips/s.")
+    assert results_page.find_wrong_claims([claim]) == []
+    page.write_text("It loads 11 clips/s.")
+    assert results_page.find_wrong_claims([claim]) == ["page.md must say, by x.json: loads 10 clips/s"]
+
+
+@pytest.mark.usefixtures("results")
+def test_a_claim_of_several_rows_names_no_single_value() -> None:
+    with pytest.raises(InputError, match=r"needs 'speed', which x\.json has not in one row"):
+        results_page.render_claim(make_claim("{speed}", rows={"batches": 8}))
+    with pytest.raises(InputError, match=r"has no row with \{'loader': 'nobody'\}"):
+        results_page.render_claim(make_claim("{speed}", rows={"loader": "nobody"}))
+
+
+@pytest.mark.usefixtures("results")
+def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path) -> None:
+    columns = {"loader": "loader", "speed ± speed_std": "clips/s"}
+    tables = {"speeds": Table(page="page.md", file="x.json", columns=columns, rows={"batches": 8})}
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table speeds -->\nold\n<!-- end of table -->\nend")
+    assert results_page.find_stale_tables(tables) != []
+    results_page.write_tables(tables)
+    assert results_page.find_stale_tables(tables) == []
+    lines = ["| loader | clips/s |", "| --- | --- |", "| spdl | 10 ± 0.0123 |", "| decord | 5 |", "| adamae | 80 |"]
+    assert page.read_text().splitlines() == [
+        "<!-- table speeds -->", "", *lines, "", "<!-- end of table -->", "end"
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("results")
+def test_a_table_needs_its_lines_its_file_and_its_columns() -> None:
+    table = Table(page="page.md", file="y.json", columns={"loader": "loader"})
+    with pytest.raises(InputError, match=r"page\.md lacks the lines <!-- table speeds -->"):
+        results_page.replace_tables("no table", "page.md", {"speeds": table})
     with pytest.raises(InputError, match=r"names y\.json, which is not in"):
-        results_page.regenerate("<!-- table y.json | name -->\n<!-- end -->")
-    with pytest.raises(InputError, match="names the column nowhere"):
-        results_page.regenerate("<!-- table x.json | nowhere -->\n<!-- end -->")
+        results_page.make_table(table)
+    with pytest.raises(InputError, match=r"x\.json has no column nowhere"):
+        results_page.make_table(Table(page="page.md", file="x.json", columns={"nowhere": "heading"}))
 
 
-def test_plots_show_every_loader_and_the_bound() -> None:
-    figure = results_page.plot_loading(results_page.read_rows(results_page.LOADING))
-    for axes in figure.axes:
-        names = [label.get_text() for label in axes.get_yticklabels()]
-        assert {"adamae", "spdl", "torchcodec", "decord"} <= set(names)
-        assert "decoding" not in names
-        assert len(axes.lines) == 1, "the bound"
-    fastest = figure.axes[0].patches[-1].get_width()
-    assert fastest == max(patch.get_width() for patch in figure.axes[0].patches)
+def test_a_misspelled_field_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = tmp_path / "claims.yaml"
+    claims.write_text("tables: {}\nclaims: [{page: a, words: b, file: c, row: {}}]")
+    monkeypatch.setattr(results_page, "CLAIMS", claims)
+    with pytest.raises(InputError, match="unknown field `row`"):
+        results_page.read_definitions()
