@@ -81,9 +81,9 @@ def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch)
         try:
             frames = to_rgb(decode_frames(dataset.read_video(row.sample), row.frames, sample.num_frames)).copy()
         except VideoError as error:
-            raise InputError(
-                f"{dataset.where(row.sample)} cannot be decoded: {error}; run `python shard_tools/check_shards.py`"
-            ) from error
+            location = dataset.describe_location(row.sample)
+            advice = "run `python shard_tools/check_shards.py`"
+            raise InputError(f"{location} cannot be decoded: {error}; {advice}") from error
         x, y, width, height = row.crop
         line = max(2, round(max(sample.width, sample.height) / 160))  # still visible when scaled down
         box = frames[:, y : y + height, x : x + width]

@@ -228,9 +228,11 @@ def find_faults(dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[P
 
     with ThreadPoolExecutor() as pool:
         faults = list(pool.map(find, rows))
-    return {
-        row.sample: f"{dataset.where(row.sample)} {fault}" for row, fault in zip(rows, faults, strict=True) if fault
-    }
+    faulty = {}
+    for row, fault in zip(rows, faults, strict=True):
+        if fault:
+            faulty[row.sample] = f"{dataset.describe_location(row.sample)} {fault}"
+    return faulty
 
 
 def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:

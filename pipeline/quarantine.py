@@ -22,7 +22,7 @@ class Quarantine:
 
     def add(self, sample: int, reason: str, bad_clips: int, clips: int) -> None:
         """Write a sample down, once a run; raises InputError if so many bad clips are more than the user allows."""
-        video, where = self._dataset.samples[sample], self._dataset.where(sample)
+        video, where = self._dataset.samples[sample], self._dataset.describe_location(sample)
         if self._path is not None and video.key not in self._written:
             self._written.add(video.key)
             line = {"key": video.key, "where": where, "source": video.source, "reason": reason}

@@ -28,7 +28,7 @@ from pipeline.shards.format import (
     REJECTED_FILE,
     DatasetInfo,
     ShardInfo,
-    is_described,
+    has_dataset_json,
     read_dataset_info,
     read_samples,
 )
@@ -239,7 +239,7 @@ class Build:
 
 def read_if_described(folder: Path) -> DatasetInfo:
     """Read `dataset.json`, if there is one."""
-    return read_dataset_info(folder) if is_described(folder) else EMPTY
+    return read_dataset_info(folder) if has_dataset_json(folder) else EMPTY
 
 
 def list_sources(folder: Path) -> Iterator[str]:

@@ -10,11 +10,12 @@ import hashlib
 import io
 import json
 import mmap
+import struct
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,23 +25,27 @@ from common.atomic_io import atomic_write, hash_file, sync, write_text
 from common.errors import InputError
 from common.logging import printable
 from common.progress import progress_bar
-from pipeline.shards.arrays import CONTAINER
+from pipeline.shards.arrays import CONTAINER, Buffer, is_array, map_frames, read_shape
 from pipeline.shards.format import (
     CARD_FILE,
     DATASET_FILE,
+    MULTI_LABEL,
+    SAMPLE,
     SCHEMA_VERSION,
     SHARD,
     TABLES,
+    UNLABELED,
     DatasetInfo,
     Report,
     Sample,
     ShardInfo,
+    SizeRange,
     TableInfo,
     read_samples,
-    sample_line,
 )
-from pipeline.shards.gops import index_gops
-from pipeline.shards.index import RowWriter
+from pipeline.shards.gops import GOP, Rows, checksum, read_fragments
+from pipeline.shards.index import ROW_FIELDS, NameLine, summarize_labels
+from pipeline.video_error import VideoError
 from shard_tools.temp_table import TempTable
 
 TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
@@ -100,7 +105,7 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
             ]
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
     with atomic_write(folder / info.samples_name) as aside:
-        aside.write_bytes(b"".join(map(sample_line, located)))
+        aside.write_bytes(b"".join(map(dump_sample, located)))
     return info
 
 
@@ -122,6 +127,42 @@ def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sam
         is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
         rows = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
     return replace(sample, offset=offset, size=size, gops=base64.b64encode(rows).decode("ascii"))
+
+
+def index_gops(data: Buffer, num_frames: int) -> Rows:
+    """Make the rows of a video, none if it is not fragmented MP4, or its fragments need each other to be decoded.
+
+    The first row is that of the bytes before the first group. A video of 1,000 bytes whose groups of 10 frames begin
+    at bytes 100 and 600 has the rows (first_frame, offset) = (0, 0), (0, 100), (10, 600).
+    """
+    no_rows = np.empty(0, GOP)
+    try:
+        if is_array(data):
+            shape = read_shape(data)
+            offsets = [shape.start + number * shape.frame_bytes for number in range(len(map_frames(data)))]
+            lengths = [1] * len(offsets)
+        else:
+            fragments = list(read_fragments(data))
+            offsets = [fragment.start for fragment in fragments]
+            lengths = [fragment.num_frames for fragment in fragments]
+    except (struct.error, ValueError, VideoError):
+        return no_rows
+    if not offsets or sum(lengths) != num_frames or len(data) >= 2**32:
+        return no_rows
+    first_frames = [0, 0, *accumulate(lengths[:-1])]
+    bounds = [0, *offsets, len(data)]
+    rows = np.empty(len(first_frames), GOP)
+    for number, first_frame in enumerate(first_frames):
+        start, end = bounds[number], bounds[number + 1]
+        rows[number] = (first_frame, start, checksum(first_frame, data[start:end]))
+    return rows
+
+
+def dump_sample(sample: Sample) -> bytes:
+    """Return a sample's line of `samples.jsonl`; a `problem` is never stored."""
+    values = asdict(sample)
+    del values["problem"]
+    return json.dumps(values).encode() + b"\n"
 
 
 def list_members(path: Path) -> Members:
@@ -232,6 +273,80 @@ def hash_description(values: dict[str, Any]) -> str:
     """Hash what `dataset.json` says except this hash, as JSON without white space and with sorted keys."""
     rest = {name: value for name, value in values.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class RowWriter:
+    """Turns samples into rows of the tables, shard after shard, and collects what dataset.json says of all of them."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._num_gops = 0
+        self._num_name_bytes = 0
+        self._num_unlabeled = 0
+        self._multi_label = False
+        self._strides: set[int] = set()
+        # A codec's number, and a container's, is its position in these.
+        self._codecs: dict[str, SizeRange] = {}
+        self._containers: dict[str, int] = {}
+
+    def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
+        """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
+        names = [_dump_names(sample) for sample in samples]
+        gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
+        labels = [summarize_labels(sample.labels) for sample in samples]
+        strides = [sample.frame_stride for sample in samples]
+        columns: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS}
+        columns["label"] = labels
+        columns["codec"] = [self._number_codec(sample) for sample in samples]
+        columns["container"] = [self._number_container(sample) for sample in samples]
+        columns["sha256"] = [bytes.fromhex(sample.sha256) for sample in samples]
+        columns["num_gops"] = [len(rows) for rows in gops]
+        columns["first_gop"] = _find_starts(self._num_gops, gops)
+        columns["name"] = _find_starts(self._num_name_bytes, names)
+        rows = np.empty(len(samples), SAMPLE)
+        for name, values in columns.items():
+            rows[name] = values
+        self._strides.update(strides)
+        self._num_unlabeled += labels.count(UNLABELED)
+        self._multi_label |= MULTI_LABEL in labels
+        self.num_samples += len(samples)
+        self._num_gops += sum(map(len, gops))
+        self._num_name_bytes += sum(map(len, names))
+        return rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names)
+
+    def describe(self, info: DatasetInfo) -> DatasetInfo:
+        """Add to `info` what is known of all samples."""
+        return replace(
+            info,
+            codecs=self._codecs,
+            containers=list(self._containers),
+            frame_strides=sorted(self._strides),
+            num_unlabeled=self._num_unlabeled,
+            multi_label=self._multi_label,
+        )
+
+    def _number_codec(self, sample: Sample) -> int:
+        """Return the number of a sample's codec, and widen the range of its videos' sizes."""
+        sizes = SizeRange(1, sample.width, sample.width, sample.height, sample.height)
+        if sample.codec in self._codecs:
+            sizes = self._codecs[sample.codec].merge(sizes)
+        self._codecs[sample.codec] = sizes
+        return list(self._codecs).index(sample.codec)
+
+    def _number_container(self, sample: Sample) -> int:
+        return self._containers.setdefault(sample.container, len(self._containers))
+
+
+def _dump_names(sample: Sample) -> bytes:
+    """Return a sample's line of the table of names."""
+    values = [getattr(sample, name) for name in NameLine._fields]
+    return json.dumps(values).encode() + b"\n"
+
+
+def _find_starts(first: int, parts: Sequence[Sized]) -> list[int]:
+    """Return where each part starts, one behind the other, if the first one starts at `first`."""
+    *starts, _end = accumulate(map(len, parts), initial=first)
+    return starts
 
 
 class _TableFile:

@@ -183,7 +183,7 @@ class DecodeWorker:
                 return
             except VideoError as error:
                 writer.result.faults.append(Fault(rows[0].sample, str(error), len(rows)))
-                reason = f"{self._dataset.where(rows[0].sample)} cannot be decoded: {error}"
+                reason = f"{self._dataset.describe_location(rows[0].sample)} cannot be decoded: {error}"
             rows = [row for old in planned if (row := self._plan.replacement(old, attempt)) is not None]
             if not rows or attempt > MAX_ATTEMPTS:
                 raise InputError(reason)

@@ -111,8 +111,8 @@ class ShardDataset:
                 there = ", ".join(sorted(set().union(*first))) or "none"
                 raise InputError(f"no video of {self.folder} has the field {name} of data.fields: they have {there}")
 
-    def where(self, sample: int) -> str:
-        """Name of a sample for messages: shard:offset:key."""
+    def describe_location(self, sample: int) -> str:
+        """Return where a sample is, for messages: shard:offset:key."""
         video = self.samples[sample]
         return f"{self.shards[self.shard_of(sample)]}:{video.offset}:{video.key}"
 

@@ -6,7 +6,7 @@ docs/shards.md describes all of it; `shard_tools` writes it, the pipeline reads 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar
@@ -211,15 +211,15 @@ class LazySequence(Sequence[T]):
 Locate = Callable[[TableInfo], Path]
 
 
-def is_described(folder: Path) -> bool:
-    """Tell whether a folder holds a description, be it a link that leads nowhere: it is not to be overwritten."""
+def has_dataset_json(folder: Path) -> bool:
+    """Return whether a folder holds a `dataset.json`, be it a link that leads nowhere: it is not to be overwritten."""
     return os.path.lexists(folder / DATASET_FILE)
 
 
 def read_dataset_info(folder: Path) -> DatasetInfo:
     """Read `dataset.json`; raises InputError if it is missing, broken or of another schema version."""
     path = folder / DATASET_FILE
-    if not is_described(folder):
+    if not has_dataset_json(folder):
         raise InputError(f"no {DATASET_FILE} in {folder}: {_advise(folder)}")
     if not path.is_file():
         raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
@@ -317,8 +317,3 @@ def parse_line(line: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Names that are not UTF-8 are written as half a surrogate pair, which only json takes.
         return msgspec.convert(json.loads(line), kind)
-
-
-def sample_line(sample: Sample) -> bytes:
-    values = {name: value for name, value in asdict(sample).items() if name != "problem"}
-    return json.dumps(values).encode() + b"\n"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from pipeline.shards.arrays import Buffer, is_array, map_frames, read_shape
+from pipeline.shards.arrays import Buffer
 from pipeline.video_error import VideoError
 
 GOP = np.dtype(
@@ -111,24 +111,6 @@ def checksum(first_frame: int, data: Buffer) -> int:
     digest = hashlib.sha256(struct.pack("<I", first_frame))
     digest.update(data)
     return int.from_bytes(digest.digest()[:8], "little")
-
-
-def index_gops(data: Buffer, num_frames: int) -> Rows:
-    """Make the rows of a video, none if it is not fragmented MP4, or its fragments need each other to be decoded."""
-    try:
-        if is_array(data):
-            shape = read_shape(data)
-            starts = [(shape.start + number * shape.frame_bytes, 1) for number in range(len(map_frames(data)))]
-        else:
-            starts = [(fragment.start, fragment.num_frames) for fragment in read_fragments(data)]
-    except (struct.error, ValueError, VideoError):
-        return np.empty(0, GOP)
-    if not starts or sum(frames for _, frames in starts) != num_frames or len(data) >= 2**32:
-        return np.empty(0, GOP)
-    offsets = pairwise([0, *(offset for offset, _ in starts), len(data)])
-    firsts = np.cumsum([0, 0, *(frames for _, frames in starts[:-1])]).tolist()
-    rows = [(first, *part) for first, part in zip(firsts, offsets, strict=True)]
-    return np.array([(first, start, checksum(first, data[start:end])) for first, start, end in rows], GOP)
 
 
 def read_fragments(data: Buffer) -> Iterator[Fragment]:

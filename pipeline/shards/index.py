@@ -5,10 +5,6 @@ all rows at once: a row is checked whenever it is turned into a Sample, in some 
 bad sample like any other, with a reason.
 """
 
-import base64
-import json
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +24,13 @@ from pipeline.shards.format import (
     DatasetInfo,
     Locate,
     Sample,
-    SizeRange,
     TableInfo,
     open_table,
     parse_dataset_info,
     parse_line,
     read_dataset_info,
 )
-from pipeline.shards.gops import GOP, GopIndex
+from pipeline.shards.gops import GopIndex
 
 MAX_NAME = 2**21  # bytes of a line in the table of names
 ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # of a Sample in its row
@@ -126,11 +121,15 @@ class Tables:
 
     def read_labels(self, rows: Int[np.ndarray, " rows"]) -> list[tuple[int, ...]]:
         """Read the classes of each of some rows, as numbered in the mix."""
-        labels = self.column("label", rows).tolist()
-        return [
-            self.sample(row).labels or () if label == MULTI_LABEL else (label,) if label >= 0 else ()
-            for row, label in zip(rows.tolist(), labels, strict=True)
-        ]
+        classes: list[tuple[int, ...]] = []
+        for row, label in zip(rows.tolist(), self.column("label", rows).tolist(), strict=True):
+            if label == MULTI_LABEL:
+                classes.append(self.sample(row).labels or ())
+            elif label >= 0:
+                classes.append((label,))
+            else:
+                classes.append(())
+        return classes
 
     def column(self, name: str, rows: slice | Int[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
         """Copy a column of some rows, with labels of the mix."""
@@ -173,55 +172,10 @@ class Tables:
         return open_table("gops", self.info, self._locate)
 
 
-class RowWriter:
-    """Turns samples into rows of the tables, shard after shard, and collects what dataset.json says of all of them."""
-
-    def __init__(self) -> None:
-        self.num_samples = self._num_gops = self._num_name_bytes = self._num_unlabeled = 0
-        self._codecs: dict[str, SizeRange] = {}  # in the order of their numbers, as are containers
-        self._containers: dict[str, int] = {}
-        self._strides: set[int] = set()
-        self._multi_label = False
-
-    def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
-        """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
-        names = [json.dumps([getattr(x, name) for name in NameLine._fields]).encode() + b"\n" for x in samples]
-        gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
-        columns: dict[str, Any] = {
-            **{name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS},
-            "label": [summarize_labels(sample.labels) for sample in samples],
-            "codec": [self._number_codec(sample) for sample in samples],
-            "container": [self._containers.setdefault(sample.container, len(self._containers)) for sample in samples],
-            "sha256": [bytes.fromhex(sample.sha256) for sample in samples],
-            "num_gops": [len(part) for part in gops],
-            "first_gop": self._num_gops + np.cumsum([0, *map(len, gops)])[:-1],
-            "name": self._num_name_bytes + np.cumsum([0, *map(len, names)])[:-1],
-        }
-        rows = np.empty(len(samples), SAMPLE)
-        for name, values in columns.items():
-            rows[name] = values
-        self._strides.update(columns["frame_stride"])
-        self._num_unlabeled += columns["label"].count(UNLABELED)
-        self._multi_label |= MULTI_LABEL in columns["label"]
-        self.num_samples += len(samples)
-        self._num_gops += sum(map(len, gops))
-        self._num_name_bytes += sum(map(len, names))
-        return rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names)
-
-    def describe(self, info: DatasetInfo) -> DatasetInfo:
-        """Add to `info` what is known of all samples."""
-        return replace(
-            info, codecs=self._codecs, containers=list(self._containers), frame_strides=sorted(self._strides),
-            num_unlabeled=self._num_unlabeled, multi_label=self._multi_label,
-        )  # fmt: skip
-
-    def _number_codec(self, sample: Sample) -> int:
-        size = SizeRange(1, sample.width, sample.width, sample.height, sample.height)
-        known = self._codecs.get(sample.codec)
-        self._codecs[sample.codec] = known.merge(size) if known else size
-        return list(self._codecs).index(sample.codec)
-
-
 def summarize_labels(labels: tuple[int, ...] | None) -> int:
-    """Return the column `label`: the label, where there is just one."""
-    return UNLABELED if labels is None else labels[0] if len(labels) == 1 else MULTI_LABEL
+    """Return what the column `label` holds: the label, where there is just one."""
+    if labels is None:
+        return UNLABELED
+    if len(labels) == 1:
+        return labels[0]
+    return MULTI_LABEL

@@ -16,12 +16,12 @@ import numpy as np
 
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample
-from pipeline.shards.gops import GopIndex, VideoSlice, index_gops
+from pipeline.shards.gops import GopIndex, VideoSlice
 from shard_tools.codecs import CODECS, open_encoder
 from shard_tools.encoding.encode import VideoWriter
 from shard_tools.encoding.picture import FrameConverter
 from shard_tools.settings import Settings
-from shard_tools.write import publish_tables, write_shard
+from shard_tools.write import index_gops, publish_tables, write_shard
 
 LEVELS = 22  # gray levels that survive any codec and any scaling
 

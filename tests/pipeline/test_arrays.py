@@ -17,9 +17,10 @@ from pipeline.planning.plan import PlanRow, TrainingPlan
 from pipeline.shards import arrays
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice, index_gops
+from pipeline.shards.gops import VideoSlice
 from pipeline.video_error import VideoError
 from shard_tools import check_shards, make_shards
+from shard_tools.write import index_gops
 
 T, H, W = 12, 40, 56
 

@@ -9,8 +9,9 @@ from made_videos import encode, store
 
 from pipeline.decoding.sources import decode_frames
 from pipeline.shards.gops import GOP as GOP_ROW
-from pipeline.shards.gops import GopIndex, checksum, index_gops
+from pipeline.shards.gops import GopIndex, checksum
 from pipeline.video_error import VideoError
+from shard_tools.write import index_gops
 
 NUM_FRAMES, GOP = 38, 8
 

@@ -16,7 +16,8 @@ from pipeline.config import DataConfig
 from pipeline.planning.plan import EvaluationPlan, PlanRow, TrainingPlan, segment_frames, split_step, strided_frames
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DatasetInfo, Sample, ShardInfo
-from pipeline.shards.index import RowWriter, Tables
+from pipeline.shards.index import Tables
+from shard_tools.write import RowWriter
 
 
 def make_table(

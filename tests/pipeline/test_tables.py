@@ -63,7 +63,7 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
             assert member is not None
             assert short.read_video(number) == member.read()
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
-    assert short.where(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
+    assert short.describe_location(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     assert short.column("label").tolist() == [sample.label for sample in expected]
     assert (short.info.codecs, short.info.frame_strides, short.info.num_unlabeled) == (info.codecs, [1], 0)
 
