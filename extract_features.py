@@ -91,7 +91,7 @@ from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, find_splits
 from pipeline.video_error import VideoError
 from shard_tools.encoding.encode import find_ticks
-from shard_tools.encoding.picture import UnusableError, display_size, find_flips
+from shard_tools.encoding.picture import VideoError, display_size, find_flips
 from shard_tools.encoding.source import (
     open_source,
     read_timing,
@@ -102,7 +102,7 @@ from shard_tools.encoding.source import (
 from shard_tools.inputs import Item, ListOptions, read_inputs
 from shard_tools.inputs.location import import_pyarrow, local_copy
 from shard_tools.plan import make_key
-from shard_tools.segment import Segment
+from pipeline.videos.segment import Segment
 from training.remote_run import local_run
 
 # Source frames since the video's or segment's first, seconds in the source, and the frame as the model takes it.
@@ -114,7 +114,7 @@ T = TypeVar("T")
 class Features:
     """A video and what is known of it so far.
 
-    `frames` yields its sampled frames; raises VideoError, UnusableError or OSError where it is damaged.
+    `frames` yields its sampled frames; raises VideoError, VideoError or OSError where it is damaged.
     """
 
     key: str
@@ -232,11 +232,11 @@ def read_sample(dataset: ShardDataset, index: int, size: FrameSize, data: DataCo
 def read_item(item: Item, size: FrameSize, data: DataConfig) -> Iterator[Shown]:
     """Stream a video file, its frames numbered and timed as make_shards.py does."""
     if item.problem:
-        raise UnusableError(item.problem)
+        raise VideoError(item.problem)
     with local_copy(item.location) as path:
         if arrays.is_array(path):
             if item.segment:
-                raise UnusableError("segments are cut out of videos, not out of arrays")
+                raise VideoError("segments are cut out of videos, not out of arrays")
             yield from read_array(path, find_step(item.source, Fraction(arrays.FPS), data), size)
             return
         with open_source(path) as (container, stream):
@@ -285,7 +285,7 @@ def cut_windows(video: Features, length: int, stride: int, pad: bool) -> Iterato
             held.append(shown)
             if count >= first_end and (count - first_end) % stride == 0:
                 yield video, list(held)
-    except (UnusableError, VideoError, OSError) as error:
+    except (VideoError, VideoError, OSError) as error:
         if getattr(error, "errno", None) in DISK_FULL:  # of a copy of it
             raise
         video.incomplete = str(error)

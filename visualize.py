@@ -1,9 +1,9 @@
 """Visualize reconstructions: `python visualize.py RUN VIDEO... [--output FOLDER]`.
 
 Writes the paper's figure for each video (frames, reconstruction, error, sampling probability, mask) as PNG and GIF,
-with the principal components of the encoder's features of the whole clip as colors. A VIDEO is a file, a folder of
-files or a folder of shards; RUN is a run directory, one of its checkpoints, or any file of weights that training can
-start from.
+with the principal components of the encoder's features of the whole clip as colors. A VIDEO is a file, a folder or
+a list of videos, a tar, or a folder of shards; RUN is a run directory, one of its checkpoints, or any file of weights
+that training can start from.
 """
 
 import argparse
@@ -17,7 +17,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory (or its URL), checkpoint or file of weights")
-    add("videos", metavar="VIDEO", nargs="+", help="video file, folder of videos, folder of shards")
+    add("videos", metavar="VIDEO", nargs="+", help="video, folder or list of videos, tar, shards")
     add("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory, or here")
     add("--mask-ratio", type=float, metavar="R", help="default: the run's")
     add("--frame-stride", type=between(1), metavar="N", help="source frame stride; default: the run's")

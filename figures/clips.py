@@ -1,10 +1,11 @@
-"""Read clips for figures: from video files, folders of them, and shards."""
+"""Read clips for figures, from shards and from whatever shards can be made of."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ from common.arithmetic import ceil_div
 from common.errors import InputError
 from common.logging import log, printable
 from pipeline.config import DataConfig
-from pipeline.decoding.containers import VIDEO_EXTENSIONS
 from pipeline.decoding.sources import decode_frames, scale_frames
 from pipeline.planning.crops import FrameSize, view_crop
 from pipeline.planning.plan import check_strides, frame_step, strided_frames
@@ -25,27 +25,50 @@ from pipeline.shards.arrays import FPS, is_array, map_frames
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.format import DATASET_FILE, Sample
 from pipeline.video_error import VideoError
-from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import open_source, read_frames, read_timing
+from pipeline.videos.segment import Segment
+from pipeline.videos.source_video import SourceVideo
+from shard_tools.inputs import Item, ListOptions, read_inputs
+from shard_tools.inputs.location import local_copy
 
 
 class Clip(NamedTuple):
-    name: str  # of the video, made unique
+    """Frames of a video, and what a figure says of them."""
+
+    # Of the video, made unique.
+    name: str
     frames: UInt8[Tensor, "T H W C"]
-    video: Path  # the file, or the tar that it is in
-    numbers: list[int]  # of the frames in the video as stored
-    times: list[float]  # of the frames, seconds
-    title: str  # file name and class, for people
+    # The file, or the tar that it is in.
+    video: Path
+    # Of the frames in the video as stored.
+    numbers: list[int]
+    # Of the frames, seconds.
+    times: list[float]
+    # File name and class, for people.
+    title: str
 
 
 class Source(NamedTuple):
-    """A video."""
+    """A video to read a clip of."""
 
     name: str
     title: str
-    file: Path  # or the tar that it is in
-    read: Callable[[], bytes | Path]  # returns what decode_frames takes
-    sample: Sample | None = None  # of shards
+    # The file, or the tar that it is in.
+    file: Path
+    # Gives what decode_frames takes: a stored video's bytes, or a file.
+    open: Callable[[], AbstractContextManager[bytes | Path]]
+    # Of a video in shards.
+    sample: Sample | None = None
+    # Of a video in a list: the part that is asked for, and why there is none.
+    segment: Segment | None = None
+    problem: str | None = None
+
+
+class FrameRange(NamedTuple):
+    """Frames of a video that follow each other."""
+
+    first: int
+    num_frames: int
+    fps: float
 
 
 def read_clips(
@@ -57,58 +80,104 @@ def read_clips(
 ) -> Iterator[Clip]:
     """Read a clip from the middle of each video, as data.frame_stride or data.fps say, scaled and center cropped.
 
-    A place is a video file, a folder of videos, or shards: a folder, a URL, or opened. Of all but a file, `limit`
-    evenly spread videos are read; one that does not decode is skipped and named on stderr. Raises InputError for a
-    place without a video, and for a file that does not decode.
+    A place is shards (a folder, a URL, or opened), or whatever shards can be made of: a video, a folder, a list, a tar.
+    Of each place `limit` evenly spread videos are read; one that does not decode is skipped and named on stderr. Raise
+    InputError for a place without a video, and for a single video that does not decode.
     """
     used: set[str] = set()
     for place in places:
         sources = list(_list_sources(place, data))
-        if not sources:
-            raise InputError(f"{place} holds no video: give a video file, a folder of videos or a folder of shards")
-        for source in sources[:: ceil_div(len(sources), limit)]:
-            sample = source.sample
+        step_between = ceil_div(len(sources), limit)
+        for source in sources[::step_between]:
             try:
-                total, fps = (sample.num_frames, sample.fps) if sample else count_frames(source.file)
-                step = frame_step(fps, sample.frame_stride if sample else 1, data)
-                numbers = list(strided_frames(total, num_frames, step, 0.5))
-                stored = decode_frames(source.read(), numbers, total if sample else None)
-                frames = resize_and_crop(stored, image_size)
-            except (VideoError, UnusableError) as error:
-                if not isinstance(place, ShardDataset) and Path(place).is_file():
+                frames, numbers, fps = _read_middle(source, num_frames, image_size, data)
+            except VideoError as error:
+                if len(sources) == 1 and source.sample is None:
                     raise InputError(f"{place} cannot be decoded: {error}") from error
                 log(f"skipped {printable(source.name)}, which cannot be decoded: {error}", sys.stderr)
                 continue
-            candidates = (source.name if number == 1 else f"{source.name}-{number}" for number in count(1))
-            name = next(candidate for candidate in candidates if candidate not in used)
+            name = _make_unique(source.name, used)
             used.add(name)
-            yield Clip(name, frames, source.file, numbers, [number / fps for number in numbers], source.title)
+            times = [number / fps for number in numbers]
+            yield Clip(name, frames, source.file, numbers, times, source.title)
+
+
+def _read_middle(
+    source: Source, num_frames: int, image_size: int | Sequence[int], data: DataConfig
+) -> tuple[UInt8[Tensor, "T H W C"], list[int], float]:
+    """Return the clip in the middle of a video, the numbers of its frames, and the video's frame rate."""
+    if source.problem is not None:
+        raise VideoError(source.problem)
+    with source.open() as content:
+        if source.sample is not None:
+            stored_stride = source.sample.frame_stride
+            num_stored = source.sample.num_frames
+            frames = FrameRange(0, num_stored, source.sample.fps)
+        else:
+            assert isinstance(content, Path)
+            stored_stride = 1
+            num_stored = None
+            frames = find_frames(content, source.segment)
+        step = frame_step(frames.fps, stored_stride, data)
+        numbers = [frames.first + number for number in strided_frames(frames.num_frames, num_frames, step, 0.5)]
+        clip = resize_and_crop(decode_frames(content, numbers, num_stored), image_size)
+        return clip, numbers, frames.fps
+
+
+def _make_unique(name: str, used: set[str]) -> str:
+    """Return the name, with a number behind it where it is used."""
+    candidate = name
+    for number in count(2):
+        if candidate not in used:
+            break
+        candidate = f"{name}-{number}"
+    return candidate
 
 
 def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
     """Return the name of the file that a video was, and its class."""
     classes = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
     name = " ".join(filter(None, (PurePath(sample.source).name, sample.segment)))
-    return printable(name) + f"\nclass {printable(classes)}" * bool(classes)
+    if not classes:
+        return printable(name)
+    return f"{printable(name)}\nclass {printable(classes)}"
 
 
 def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterator[Source]:
-    if isinstance(place, ShardDataset) or is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
-        dataset = place if isinstance(place, ShardDataset) else ShardDataset.open(place)
-        check_strides(dataset, data)
-        for index, sample in enumerate(dataset.samples):
-            shard, title = Path(dataset.shards[int(dataset.shard_of(index))]), describe_sample(dataset, sample)
-            yield Source(sample.key.replace("/", "_"), title, shard, partial(dataset.read_video, index), sample)
-        return
-    path = Path(place)
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give a video file, a folder of videos or a folder of shards")
-    if path.is_file():
-        yield Source(path.stem, printable(path.name), path, partial(Path, path))
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower().removeprefix(".") in VIDEO_EXTENSIONS and file.is_file():
-            name = file.relative_to(path)
-            yield Source("_".join(name.with_suffix("").parts), printable(name), file, partial(Path, file))
+    """Yield the videos of shards, or of whatever shards can be made of. Raise InputError if there is none."""
+    if isinstance(place, ShardDataset):
+        yield from _list_samples(place, data)
+    elif is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
+        yield from _list_samples(ShardDataset.open(place), data)
+    else:
+        for item in read_inputs(str(place), ListOptions(subset="all", unlabeled=True, asks=False)):
+            yield _make_source(item)
+
+
+def _list_samples(dataset: ShardDataset, data: DataConfig) -> Iterator[Source]:
+    check_strides(dataset, data)
+    for index, sample in enumerate(dataset.samples):
+        name = sample.key.replace("/", "_")
+        shard = Path(dataset.shards[int(dataset.shard_of(index))])
+        yield Source(name, describe_sample(dataset, sample), shard, partial(_open_sample, dataset, index), sample)
+
+
+@contextmanager
+def _open_sample(dataset: ShardDataset, index: int) -> Iterator[bytes]:
+    yield dataset.read_video(index)
+
+
+def _make_source(item: Item) -> Source:
+    """Describe a video that no shard holds; its name is its path, without what only the whole path of a list has."""
+    path = PurePosixPath(item.source).with_suffix("")
+    parts = [part for part in path.parts if part not in ("/", "..")]
+    segment = None
+    if item.segment:
+        segment = Segment.parse(item.segment)
+        parts.append(item.segment)
+    file = Path(item.location if isinstance(item.location, str) else item.location.archive)
+    open_here = partial(local_copy, item.location)
+    return Source("_".join(parts), printable(item.name), file, open_here, None, segment, item.problem)
 
 
 def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:
@@ -120,11 +189,23 @@ def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequ
     return torch.from_numpy(clip)
 
 
-def count_frames(video: Path) -> tuple[int, float]:
-    """Decode a video to count its frames, as containers are not always right; return the frame rate too."""
-    if is_array(video):
-        return len(map_frames(video)), FPS
-    with open_source(video) as (container, stream):
-        fps = float(read_timing(container, stream).rate)
-    with open_source(video) as (container, stream):
-        return sum(1 for _ in read_frames(container, stream)), fps
+def find_frames(path: Path, segment: Segment | None) -> FrameRange:
+    """Find the frames of a segment, or of all of a video, by decoding them, as containers are not always right."""
+    if is_array(path):
+        if segment is not None:
+            raise VideoError("segments are cut out of videos, not out of arrays")
+        return FrameRange(0, len(map_frames(path)), FPS)
+    video = SourceVideo(path)
+    first_tick, end = video.find_ticks(segment)
+    num_before = 0
+    num_shown = 0
+    for tick, _ in video.decode(0):
+        if tick >= end:
+            break
+        if tick < first_tick:
+            num_before += 1
+        else:
+            num_shown += 1
+    if num_shown == 0:
+        raise VideoError("no frame is shown in its segment")
+    return FrameRange(num_before, num_shown, float(video.rate))

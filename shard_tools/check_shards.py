@@ -24,9 +24,9 @@ from common.cpus import count_cpus
 from common.logging import log
 from common.progress import progress_bar
 from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
+from pipeline.video_error import VideoError
 from shard_tools.build import lock_folder
-from shard_tools.encoding.encode import StoredVideo, store_segments
-from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.encode import StoredVideo, encode_segments
 from shard_tools.inputs.location import TarMember, local_copy
 from shard_tools.settings import COPY, Settings
 from shard_tools.temp_table import explain_full_disk
@@ -91,8 +91,8 @@ def check_video(video: Video) -> str:
     member, sample = video
     try:
         with local_copy(member) as path:
-            ((_, decoded),) = store_segments(path, {path: None}, Settings(encode=COPY))
-    except (UnusableError, av.error.FFmpegError) as error:
+            ((_, decoded),) = encode_segments(path, {path: None}, Settings(encode=COPY))
+    except (VideoError, av.error.FFmpegError) as error:
         return explain(error)
     assert isinstance(decoded, StoredVideo)  # what is wrong with all of a video is raised
     if decoded.num_frames == 1 or math.isclose(decoded.fps, sample.fps, rel_tol=FPS_TOLERANCE):

@@ -31,9 +31,9 @@ from model.config import ModelConfig
 from pipeline.decoding.containers import main_stream, open_video
 from pipeline.planning.plan import largest_stride
 from pipeline.shards.format import parse_line
+from pipeline.videos.segment import Segment
 from shard_tools.inputs import Item, ItemStore, Location
 from shard_tools.inputs.item import dump_json, join_name
-from shard_tools.segment import Segment
 from shard_tools.settings import Settings
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12

@@ -18,12 +18,12 @@ import msgspec
 
 from common.atomic_io import hash_file
 from pipeline.shards.format import Sample, parse_line
-from shard_tools.encoding.encode import StoredVideo, staged_file, store_segments
-from shard_tools.encoding.picture import UnusableError
-from shard_tools.encoding.source import list_frames
+from pipeline.video_error import VideoError
+from pipeline.videos.opening import list_frames
+from pipeline.videos.segment import Segment
+from shard_tools.encoding.encode import StoredVideo, encode_segments, staged_file
 from shard_tools.inputs.item import Item, Stored, dump_json
 from shard_tools.inputs.location import Location, local_copy
-from shard_tools.segment import Segment
 from shard_tools.settings import Settings
 from shard_tools.workers import restart_timer
 
@@ -98,7 +98,7 @@ def process_job(job: Job) -> OSError | None:
 def explain(error: Exception) -> str:
     """Say why a video cannot be used."""
     match error:
-        case UnusableError():
+        case VideoError():
             return str(error)
         case FileNotFoundError():
             return "there is no such file"
@@ -115,18 +115,18 @@ def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path
     """Yield what became of each remaining item, and remove it; an error makes all that remain unusable."""
     try:
         if job.location is None:
-            raise UnusableError("it was there when the run began, and is gone now")
+            raise VideoError("it was there when the run began, and is gone now")
         with local_copy(job.location, next(iter(remaining)).parent) as path:
             before = path.stat()
             source_sha256, source_size = hash_source(path)
             segments = {}
             for stem, item in remaining.items():
                 segments[stem] = Segment.parse(item.segment) if item.segment else None
-            for stem, result in store_segments(path, segments, job.settings, restart_timer):
+            for stem, result in encode_segments(path, segments, job.settings, restart_timer):
                 after = path.stat()
                 if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                    raise UnusableError(CHANGED)
-                if isinstance(result, UnusableError):
+                    raise VideoError(CHANGED)
+                if isinstance(result, VideoError):
                     item = reject(remaining[stem], str(result))
                 else:
                     kept = _keep(result, stem, path, job.location)

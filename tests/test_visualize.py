@@ -188,6 +188,21 @@ def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
         assert [read_number(frame) for frame in clip.frames.numpy()] == [(first + number) % 22 for number in numbers]
 
 
+def test_clips_of_a_list_lie_in_its_segments(videos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["path,start,end", "a.mp4,1,3", "b.mkv,2,", "b.mkv,9,", "c.mp4,,"]
+    (videos / "list.csv").write_text("\n".join(rows))
+    first, second = read_clips([videos / "list.csv"], 8, 32, DataConfig(frame_stride=2), limit=10)
+    assert (first.name, second.name) == ("a_t=1,3", "b_t=2,inf")
+    assert first.numbers == list(range(8, 24, 2))
+    assert second.numbers == list(range(20, 36, 2))
+    assert first.times == [number / 8 for number in first.numbers]
+    for clip in (first, second):
+        assert [read_number(frame) for frame in clip.frames.numpy()] == [number % 22 for number in clip.numbers]
+    shown = capsys.readouterr().err
+    assert "skipped b_t=9,inf, which cannot be decoded: its segment starts at 9, and the video has 5 seconds" in shown
+    assert "skipped c, which cannot be decoded: it is a text file" in shown
+
+
 def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(tmp_path: Path, videos: Path) -> None:
     for i in range(10):
         (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)

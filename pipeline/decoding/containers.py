@@ -16,6 +16,7 @@ from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from pipeline.shards.arrays import CONTAINER
+from pipeline.video_error import VideoError
 
 # FFmpeg's demuxers and the extensions of their files, the usual one first.
 EXTENSIONS = {
@@ -87,3 +88,26 @@ def main_stream(container: InputContainer) -> VideoStream | None:
     if main is not None and main.codec_context is not None:
         main.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
     return main
+
+
+def open_stream(source: bytes | Path, **options: str) -> tuple[InputContainer, VideoStream]:
+    """Open a video and its main stream, to be decoded on one thread; the caller closes the container.
+
+    Raise av.error.FFmpegError as open_video does, and VideoError if it holds no video of a known codec, or its frames
+    are too large.
+    """
+    container = open_video(source, **options)
+    try:
+        stream = main_stream(container)
+        if stream is None:
+            raise VideoError("it holds no video, only sound" if container.streams.audio else "it holds no video")
+        if stream.codec_context is None:
+            raise VideoError("its video codec is not known")
+        if stream.width * stream.height > MAX_PIXELS:
+            raise VideoError(f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's")
+    except VideoError:
+        container.close()
+        raise
+    # Videos are decoded in parallel, each in a thread or process of its own.
+    stream.codec_context.thread_count = 1
+    return container, stream

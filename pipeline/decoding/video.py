@@ -22,7 +22,7 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
+from pipeline.decoding.containers import open_stream
 from pipeline.decoding.packets import Index, index_slice
 from pipeline.video_error import VideoError
 
@@ -94,18 +94,10 @@ class Video:
     def _open(self) -> Iterator[tuple[InputContainer, VideoStream]]:
         try:
             # In fragmented MP4, FFmpeg would decode frames to guess the frame rate: 7 ms instead of 2.7.
-            container = open_video(self._source, fpsprobesize="0")
-        except (av.error.FFmpegError, ValueError) as error:
+            container, stream = open_stream(self._source, fpsprobesize="0")
+        except (av.error.FFmpegError, ValueError, VideoError) as error:
             raise VideoError(f"cannot be opened: {_explain(error)}") from error
         with container:
-            stream, problem = main_stream(container), ""
-            if stream is None or stream.codec_context is None:
-                problem = "no video stream" + (" of a known codec" if stream else "")
-            elif stream.width * stream.height > MAX_PIXELS:
-                problem = f"frames of {stream.width}x{stream.height} pixels are too large"
-            if stream is None or problem:
-                raise VideoError(f"cannot be opened: {problem}")
-            stream.codec_context.thread_count = 1  # clips are decoded in parallel, one per thread
             yield container, stream
 
     def _read_index(self, container: InputContainer, stream: VideoStream) -> Index | None:

@@ -9,41 +9,33 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import av
+from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.decoding.containers import EXTENSIONS
 from pipeline.shards import arrays
 from pipeline.video_error import VideoError
+from pipeline.videos.opening import open_source
+from pipeline.videos.orientation import display_size, find_flips
+from pipeline.videos.segment import Segment
+from pipeline.videos.source_video import Frames, SourceVideo, read_frames, with_end_ticks
 from shard_tools.codecs import BT601, CODECS, CONTAINER, open_encoder
-from shard_tools.encoding.picture import FrameConverter, Frames, UnusableError, deinterlace, display_size, find_flips
-from shard_tools.encoding.source import (
-    ENCODE,
-    Timing,
-    check_frames,
-    open_source,
-    read_timing,
-    require_complete,
-    seek_frames,
-    show_frames,
-)
-from shard_tools.segment import Segment
+from shard_tools.encoding.picture import FrameConverter, deinterlace
 from shard_tools.settings import COPY, Settings
 
 # A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a
 # table of the fragments, would be of no use to a clip.
 FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 MAX_OPEN = 16  # segments that overlap are encoded at a time, some 20 MiB each; the others wait for another pass
-MAX_EXCESS_S = 0.5  # of a segment beyond the video's end: annotations round
 FPS_TOLERANCE = Fraction("1.01")  # 59.94 fps are 60
+ENCODE = "leave out --encode copy"
 NEIGHBORS = 2  # frames before a segment that are decoded too: a deinterlacer looks at them
-EARLY_FRAMES = 0.05  # by so much a frame may be shown before a segment's start: times are rounded to milliseconds
 MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
 Segments = Mapping[Path, Segment | None]  # by where the file of each goes, without extension; None: all of the video
 
@@ -62,7 +54,7 @@ class StoredVideo(NamedTuple):
     start: float = 0.0  # of its first frame in the source, seconds
 
 
-Result = StoredVideo | UnusableError  # what becomes of a segment
+Result = StoredVideo | VideoError  # what becomes of a segment
 
 
 def staged_file(stem: Path, extension: str) -> Path:
@@ -95,141 +87,115 @@ class VideoWriter:
         self.container.mux(self.stream.encode(frame))
 
     def close(self) -> tuple[int, int]:
-        """Return width and height of what decodes. Raise UnusableError unless it is all that was written."""
+        """Return width and height of what decodes. Raise VideoError unless it is all that was written."""
         self.container.mux(self.stream.encode(None))
         self.container.close()
         with open_source(self.path) as (container, stream):
             size = stream.width, stream.height
             num_frames = len(check_frames(container, stream)[1])
         if num_frames != self.num_frames:
-            raise UnusableError(f"{self.num_frames} frames were encoded, but {num_frames} decode")
+            raise VideoError(f"{self.num_frames} frames were encoded, but {num_frames} decode")
         return size
 
 
 class SegmentEncoder:
     """Encodes what is shown in a segment, None: in all of the video, into one file."""
 
-    def __init__(
-        self, stem: Path, segment: Segment | None, timing: Timing, settings: Settings, pixel_aspect: Fraction | None
-    ) -> None:
-        """Raise UnusableError if the segment is not in the video. `stem`: the file, without extension."""
+    def __init__(self, stem: Path, segment: Segment | None, video: SourceVideo, settings: Settings) -> None:
+        """Raise VideoError if the segment is not in the video. `stem`: the file, without extension."""
         self.stem, self.settings, self.stride = stem, settings, settings.frame_stride
         if settings.fps:
-            self.stride = max(1, math.floor(timing.rate / Fraction(settings.fps) * FPS_TOLERANCE))
-        self.rate = timing.rate / self.stride
-        self.wanted, self.end = find_ticks(segment, timing) if segment else (0, math.inf)  # the next tick to store
-        self.first = max(0, self.wanted - NEIGHBORS)  # tick to decode from
-        self.start = float(self.wanted / timing.rate)
-        self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, pixel_aspect)
+            self.stride = max(1, math.floor(video.rate / Fraction(settings.fps) * FPS_TOLERANCE))
+        self.rate = video.rate / self.stride
+        # The next tick to store.
+        self.tick, self.end = video.find_ticks(segment)
+        # The tick to decode from.
+        self.first = max(0, self.tick - NEIGHBORS)
+        # Of its first frame in the source, seconds.
+        self.start = float(self.tick / video.rate)
+        self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, video.pixel_aspect)
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame | None, end: float) -> Result | None:
         """Store a frame shown until tick `end`, if any, as often as it is wanted; return the result once whole."""
         try:
-            if frame is not None and self.wanted < min(end, self.end):
+            if frame is not None and self.tick < min(end, self.end):
                 self._store(self.convert(frame), min(end, self.end))
             return self._finish() if self.end <= end else None
-        except UnusableError as error:
+        except VideoError as error:
             return error
 
     def _store(self, picture: VideoFrame, end: float) -> None:
         if self._writer is None:
             path, size = staged_file(self.stem, CONTAINER), (picture.width, picture.height)
             self._writer = VideoWriter(path, self.settings, self.rate, size)
-        while self.wanted < end:
+        while self.tick < end:
             self._writer.write(picture)
-            self.wanted += self.stride
+            self.tick += self.stride
 
     def _finish(self) -> StoredVideo:
         if (writer := self._writer) is None:
-            raise UnusableError("no frame is shown in its segment")
+            raise VideoError("no frame is shown in its segment")
         size, facts = writer.close(), (self.settings.encode, writer.num_frames, float(self.rate), self.stride)
         return StoredVideo(writer.path, CONTAINER, *facts, *size, self.start)
 
 
-def find_ticks(segment: Segment, timing: Timing) -> tuple[int, float]:
-    """Return the first tick of a segment and the one after its last. Raise UnusableError if it is not in the video."""
-    num_frames = timing.num_packets
-    num_ticks = timing.tick(None, num_frames - 1) + 1
-    unit = 1 if segment.in_frames else timing.rate
-    length = num_frames if segment.in_frames else num_ticks
-    first, end = (
-        value if value == math.inf else math.ceil(Fraction(repr(value)) * unit - Fraction(EARLY_FRAMES))
-        for value in (float(segment.start), float(segment.end))
-    )
-    has = f"{num_frames} frames" if segment.in_frames else f"{float(num_ticks / timing.rate):.6g} seconds"
-    if first >= length:
-        raise UnusableError(f"its segment starts at {segment.start:g}, and the video has {has}")
-    if end != math.inf and end > length + MAX_EXCESS_S * timing.rate:
-        raise UnusableError(f"its segment ends at {segment.end:g}, and the video has {has}")
-    if segment.in_frames:
-        first, end = timing.tick(None, int(first)), timing.tick(None, int(end)) if end < num_frames else math.inf
-    if first >= end:
-        raise UnusableError(f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame")
-    return int(first), end
-
-
-def store_segments(
+def encode_segments(
     source: Path, segments: Segments, settings: Settings, progress: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Path, Result]]:
     """Store segments of a video; yield each as soon as its file is whole, or the reason why there is none.
 
-    A copied video stays where it is. `progress` is called whenever some of it has been decoded. Raise UnusableError at
+    A copied video stays where it is. `progress` is called whenever some of it has been decoded. Raise VideoError at
     what makes all segments unusable that were not yielded yet.
     """
     if not source.is_dir() and arrays.is_array(source):
         array = _keep_array(source)
-        refusal = UnusableError("segments are cut out of videos, not out of arrays")
+        refusal = VideoError("segments are cut out of videos, not out of arrays")
         yield from ((stem, refusal if segment else array) for stem, segment in segments.items())
         return
     if source.is_dir() and settings.encode == COPY:
-        raise UnusableError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
-    open_here = partial(open_source, source, settings.fps)
-    with open_here() as (container, stream):
-        timing, pixel_aspect = read_timing(container, stream), stream.sample_aspect_ratio
-        is_reordered = bool(stream.codec_context.has_b_frames)
-        if not timing.num_packets:
-            raise UnusableError("it holds no frame")
-        if container.format.name == "mjpeg" and timing.num_packets == 1:
-            raise UnusableError("it is a still image")
-        if not source.is_dir():
-            require_complete(source, container, stream, timing.num_packets)
+        raise VideoError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
+    video = SourceVideo(source, settings.fps)
     if settings.encode == COPY:
-        yield next(iter(segments)), _copy(source, timing, progress)
+        yield next(iter(segments)), _copy(video, progress)
         return
     waiting = []
     for stem, segment in segments.items():
         try:
-            waiting.append(SegmentEncoder(stem, segment, timing, settings, pixel_aspect))
-        except UnusableError as error:
+            waiting.append(SegmentEncoder(stem, segment, video, settings))
+        except VideoError as error:
             yield stem, error
     while waiting:
         waiting.sort(key=lambda encoder: encoder.first, reverse=True)
-        frames = seek_frames(open_here, timing, waiting[-1].first)
-        if is_reordered and None not in segments.values():
+        frames = video.decode(waiting[-1].first)
+        if video.is_reordered and None not in segments.values():
             frames = _hold_back(frames, MAX_REORDERED)
-        yield from encode_segments(deinterlace(frames), waiting, timing, progress)
+        yield from encode_pass(deinterlace(frames), waiting, video, progress)
 
 
-def encode_segments(
-    frames: Frames, waiting: list[SegmentEncoder], timing: Timing, progress: Callable[[], None]
+def encode_pass(
+    frames: Frames, waiting: list[SegmentEncoder], video: SourceVideo, progress: Callable[[], None]
 ) -> Iterator[tuple[Path, Result]]:
-    """Encode what is `waiting`, last first, from `frames` as (tick, frame); stop when no other frame is wanted, or none
-    before another key frame. Yield each stem with its result.
+    """Encode what is `waiting`, last first, from `frames` as (tick, frame); yield each stem with its result.
 
-    What another pass must encode is left in `waiting`. Damage costs the segments that need frames behind it.
+    Stop when no other frame is wanted, or none before another key frame: what the next pass must encode is left in
+    `waiting`. Damage costs the segments that need frames behind it.
     """
 
     def begin(encoder: SegmentEncoder) -> int:
-        return timing.find_seek_point(encoder.first).tick
+        return video.timing.find_seek_point(encoder.first).tick
 
     encoding: list[SegmentEncoder] = []
     postponed: list[SegmentEncoder] = []
     end: float = begin(waiting[-1])
     try:
-        for end, frame in chain(show_frames(frames), [(math.inf, None)]):
+        for end, frame in chain(with_end_ticks(frames), [(math.inf, None)]):
             while waiting and waiting[-1].first < end:
-                (encoding if len(encoding) < MAX_OPEN else postponed).append(waiting.pop())
+                encoder = waiting.pop()
+                if len(encoding) < MAX_OPEN:
+                    encoding.append(encoder)
+                else:
+                    postponed.append(encoder)
             for encoder in list(encoding):
                 if result := encoder.add(frame, end):
                     encoding.remove(encoder)
@@ -237,7 +203,7 @@ def encode_segments(
             progress()
             if not encoding and not (waiting and begin(waiting[-1]) <= end):
                 break
-    except UnusableError as error:
+    except VideoError as error:
         lost = [*encoding, *(encoder for encoder in waiting if begin(encoder) <= end)]
         waiting[:] = [encoder for encoder in waiting if encoder not in lost]
         yield from ((encoder.stem, error) for encoder in lost)
@@ -246,10 +212,7 @@ def encode_segments(
 
 def _keep_array(source: Path) -> StoredVideo:
     """Keep an array as it is, whatever the settings say of videos."""
-    try:
-        num_frames, height, width, channels = arrays.map_frames(source).shape
-    except VideoError as error:
-        raise UnusableError(str(error)) from error
+    num_frames, height, width, channels = arrays.map_frames(source).shape
     return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
 
 
@@ -262,19 +225,48 @@ def _hold_back(frames: Frames, count: int) -> Frames:
     yield from held
 
 
-def _copy(source: Path, timing: Timing, progress: Callable[[], None]) -> StoredVideo:
-    """Decode `source` to see that it is intact, which takes a fifth of the time of encoding. Raise UnusableError too
-    where clips would show other pictures than those that are meant, which only encoding could mend."""
-    with open_source(source) as (container, stream):
+def _copy(video: SourceVideo, progress: Callable[[], None]) -> StoredVideo:
+    """Decode a video to see that it is intact, which takes a fifth of the time of encoding.
+
+    Raise VideoError too where clips would show other pictures than those that are meant; only encoding could mend it.
+    """
+    with video.open() as (container, stream):
         first, times = check_frames(container, stream, progress)
         is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
-        if timing.times is not None and not is_ordered and len(times) == len(timing.times):
-            raise UnusableError(f"its times do not tell in which order its frames are shown: {ENCODE}")
+        if video.timing.times is not None and not is_ordered and len(times) == len(video.timing.times):
+            raise VideoError(f"its times do not tell in which order its frames are shown: {ENCODE}")
         flips, codec = find_flips(first), stream.codec_context.codec
         if len(flips) % 2:
-            raise UnusableError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
+            raise VideoError(f"it is to be shown mirrored, which copies are not: {ENCODE}")
         size = map(round, display_size(first, stream.sample_aspect_ratio, flips))
-        own = source.suffix.lower().removeprefix(".")
+        own = video.path.suffix.lower().removeprefix(".")
         usual = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
         extension = own if own in usual else usual[0]
-        return StoredVideo(source, extension, codec.canonical_name, len(times), float(timing.rate), 1, *size)
+        return StoredVideo(video.path, extension, codec.canonical_name, len(times), float(video.rate), 1, *size)
+
+
+def check_frames(
+    container: InputContainer, stream: VideoStream, progress: Callable[[], None] = lambda: None
+) -> tuple[VideoFrame, list[int | None]]:
+    """Decode all frames; return the first one and all times. `progress` is called after each.
+
+    Raise VideoError as `read_frames` does, and where a copy would show something else than what is meant: its
+    picture turns, changes its size or is interlaced.
+    """
+    # Errors show before the deblocking filter, which takes a fifth of the time.
+    stream.codec_context.options |= {"skip_loop_filter": "all"}
+    first: VideoFrame | None = None
+    times: list[int | None] = []
+    for frame in read_frames(container, stream):
+        if first is None:
+            first = frame
+            first_form = (frame.rotation, frame.width, frame.height)
+        if (frame.rotation, frame.width, frame.height) != first_form:
+            raise VideoError("its picture turns or changes size in the middle, which copies cannot show")
+        if frame.interlaced_frame:
+            raise VideoError(f"it is interlaced, which copies stay: {ENCODE}")
+        times.append(frame.pts)
+        progress()
+    # read_frames raises where there is none.
+    assert first is not None
+    return first, times

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from common.errors import InputError
+from pipeline.videos.segment import Segment
 from shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
 from shard_tools.inputs.location import ParquetCell
-from shard_tools.segment import Segment
 from shard_tools.temp_table import SURROGATES
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}

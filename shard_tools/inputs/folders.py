@@ -15,10 +15,10 @@ import msgspec
 from common.errors import InputError
 from common.logging import printable
 from pipeline.decoding.containers import VIDEO_EXTENSIONS
-from shard_tools.encoding.source import PICTURE, may_be_video
+from pipeline.videos.opening import PICTURE, may_be_video
+from pipeline.videos.segment import Segment
 from shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Skipped
 from shard_tools.inputs.location import import_pyarrow
-from shard_tools.segment import Segment
 
 LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")

@@ -13,8 +13,8 @@ from msgspec import Meta
 from common.atomic_io import atomic_write
 from common.logging import log, printable
 from pipeline.shards.format import Bytes, Count, Seconds, Sha256, Side, Stride, Word
+from pipeline.videos.segment import Segment
 from shard_tools.inputs.location import Location
-from shard_tools.segment import Segment
 from shard_tools.temp_table import TempTable
 
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in

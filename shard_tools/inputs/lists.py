@@ -10,6 +10,7 @@ from pathlib import Path
 from common.errors import InputError
 from common.logging import printable
 from pipeline.reading.storage import is_remote
+from pipeline.videos.segment import Segment
 from shard_tools.inputs import cells
 from shard_tools.inputs.cells import Row, get_cell
 from shard_tools.inputs.classes import is_id
@@ -19,7 +20,6 @@ from shard_tools.inputs.folders import GROUPS, KINDS, choose_subset, classify_na
 from shard_tools.inputs.item import Item, ListOptions
 from shard_tools.inputs.location import ParquetCell
 from shard_tools.inputs.table_reader import Table, choose_table, list_tables
-from shard_tools.segment import Segment
 
 FEW_CAPTIONS, MIN_CAPTIONS, CAPTION_WORDS = 5, 20, 3  # with fewer rows, labels that are all different are believed
 

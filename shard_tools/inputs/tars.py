@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from common.errors import InputError
 from common.logging import printable
 from pipeline.shards.format import read_dataset_info
-from shard_tools.encoding.source import may_be_video
+from pipeline.videos.opening import may_be_video
 from shard_tools.inputs.cells import is_missing, read_labels
 from shard_tools.inputs.folders import classify_name, is_hidden
 from shard_tools.inputs.formats import LABELS, to_key

@@ -11,9 +11,9 @@ import av
 import numpy as np
 
 from pipeline.shards.format import Sample, read_dataset_info, read_samples
+from pipeline.video_error import VideoError
 from shard_tools import make_shards
-from shard_tools.encoding.encode import StoredVideo, store_segments
-from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding.encode import StoredVideo, encode_segments
 from shard_tools.inputs import Item, ItemStore
 from shard_tools.settings import Settings
 from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
@@ -68,9 +68,9 @@ def make(inputs: Path | str, output: Path, *options: str) -> int:
 
 
 def store(source: Path, **settings: Any) -> StoredVideo:
-    """Store all of a video beside it. Raise UnusableError."""
-    ((_, result),) = store_segments(source, {source.with_name("stored"): None}, Settings(**settings))
-    if isinstance(result, UnusableError):
+    """Store all of a video beside it. Raise VideoError."""
+    ((_, result),) = encode_segments(source, {source.with_name("stored"): None}, Settings(**settings))
+    if isinstance(result, VideoError):
         raise result
     return result
 

@@ -15,8 +15,8 @@ from made_videos import KINDS, X264, encode, read_number, remux
 from shard_making import all_samples, decode, flip, make, make_folder, run_here, store, video_bytes, write_noise
 
 from pipeline.decoding.sources import decode_frames
+from pipeline.video_error import VideoError
 from shard_tools import build, work
-from shard_tools.encoding.picture import UnusableError
 from shard_tools.workers import ENGINES
 
 NUM_FRAMES = 96
@@ -41,7 +41,7 @@ def test_random_damage_is_found(source: Path, tmp_path: Path) -> None:
         cut, places = int(draw.integers(40, len(data) - 1)), draw.integers(first, len(data), 40).tolist()
         for damaged in (data[:cut], flip(data, places), data[:cut] + data[cut + 1 :]):
             path.write_bytes(damaged)
-            with pytest.raises((UnusableError, av.error.FFmpegError)):
+            with pytest.raises((VideoError, av.error.FFmpegError)):
                 copied(path)
 
 
@@ -135,7 +135,7 @@ def test_what_a_file_says_wrongly_of_itself_is_no_damage(source: Path, kind: str
     path.write_bytes(data)
     assert copied(path) == NUM_FRAMES
     path.write_bytes(data[: len(data) - len(data) // 8])
-    with pytest.raises(UnusableError, match=r"cut off|damaged|moov"):
+    with pytest.raises(VideoError, match=r"cut off|damaged|moov"):
         copied(path)
 
 

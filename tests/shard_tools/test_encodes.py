@@ -80,9 +80,9 @@ def test_tune_is_recorded_where_it_has_an_effect_with_its_quality() -> None:
 PEAK_MEMORY = """
 import sys
 from pathlib import Path
-from shard_tools.encoding.encode import store_segments
+from shard_tools.encoding.encode import encode_segments
 from shard_tools.settings import Settings
-list(store_segments(Path(sys.argv[1]), {Path(sys.argv[2]): None}, Settings(frame_stride=1)))
+list(encode_segments(Path(sys.argv[1]), {Path(sys.argv[2]): None}, Settings(frame_stride=1)))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

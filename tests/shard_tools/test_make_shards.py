@@ -14,13 +14,13 @@ import webdataset
 from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, hashes, make, numbers_of, read_numbers, video_bytes
 
 from common.errors import InputError
-from pipeline.shards.format import read_dataset_info, read_samples, sample_line
+from pipeline.shards.format import read_dataset_info, read_samples
 from shard_tools import make_shards
 from shard_tools.build import read_rejects
 from shard_tools.inputs import Item
 from shard_tools.settings import Settings
 from shard_tools.work import Job, process_job, read_staged
-from shard_tools.write import TAR_FIELDS
+from shard_tools.write import TAR_FIELDS, dump_sample
 
 THREE = ("--samples-per-shard", "3")
 COPY = ("--encode", "copy")
@@ -63,7 +63,7 @@ def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> N
             assert entry["__key__"] == sample.key
             assert hashlib.sha256(entry["mp4"]).hexdigest() == sample.sha256
             assert json.loads(entry["json"]) == {
-                k: v for k, v in json.loads(sample_line(sample)).items() if k not in TAR_FIELDS
+                k: v for k, v in json.loads(dump_sample(sample)).items() if k not in TAR_FIELDS
             }
 
 
@@ -254,10 +254,10 @@ def test_short_videos_are_named_before_they_are_encoded(
 
 
 def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def store_segments(*arguments: object) -> None:
+    def encode_segments(*arguments: object) -> None:
         raise TypeError("open() got an unexpected keyword argument")
 
-    monkeypatch.setattr("shard_tools.work.store_segments", store_segments)
+    monkeypatch.setattr("shard_tools.work.encode_segments", encode_segments)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
     stem = tmp_path / "staged"
     assert process_job(Job(str(tmp_path / "one.mp4"), {stem: Item("one.mp4")}, Settings())) is None

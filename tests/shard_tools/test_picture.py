@@ -11,9 +11,10 @@ from av.video.frame import VideoFrame
 from shard_making import decode, read_frame_number, read_numbers, store, write_video
 
 from pipeline.decoding.sources import decode_frames
+from pipeline.video_error import VideoError
 from shard_tools.codecs import CODECS
 from shard_tools.encoding.encode import StoredVideo
-from shard_tools.encoding.picture import FrameConverter, UnusableError
+from shard_tools.encoding.picture import FrameConverter
 from shard_tools.synthetic_videos import draw_frame_number, make_texture
 
 
@@ -116,7 +117,7 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     if "turned" in kind:
         assert stored(path, encode="copy").width == 96
     else:
-        with pytest.raises(UnusableError, match="mirrored, which copies are not: leave out --encode copy"):
+        with pytest.raises(VideoError, match="mirrored, which copies are not: leave out --encode copy"):
             stored(path, encode="copy")
 
 
@@ -236,10 +237,10 @@ def joined(folder: Path, *parts: list[np.ndarray]) -> Path:
 def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(tmp_path: Path, width: int) -> None:
     path = joined(tmp_path, [numbered(n) for n in range(8)], [numbered(n, width, 128) for n in range(8, 16)])
     if width == 96:
-        with pytest.raises(UnusableError, match="changes shape in the middle"):
+        with pytest.raises(VideoError, match="changes shape in the middle"):
             stored(path)
         return
-    with pytest.raises(UnusableError, match="changes size in the middle"):
+    with pytest.raises(VideoError, match="changes size in the middle"):
         stored(path, encode="copy")
     made = stored(path)
     assert (made.width, made.height) == (96, 64)
@@ -268,7 +269,7 @@ def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
     options = {"x264-params": "tff=1", "flags": "+ilme+ildct"}
     path = write_video(tmp_path / "in.mp4", frames, options=options)
     assert np.mean([combing(frame) for frame in decode(path)]) > 1.3
-    with pytest.raises(UnusableError, match="it is interlaced, which copies stay: leave out --encode copy"):
+    with pytest.raises(VideoError, match="it is interlaced, which copies stay: leave out --encode copy"):
         stored(path, encode="copy")
     made = stored(path)
     assert np.mean([combing(frame) for frame in decode(made.path)]) < 0.9

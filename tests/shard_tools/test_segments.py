@@ -29,13 +29,14 @@ from test_picture import numbered
 
 from common.errors import InputError
 from pipeline.shards.dataset import ShardDataset
+from pipeline.video_error import VideoError
+from pipeline.videos import source_video
+from pipeline.videos.segment import Segment
 from shard_tools import work
 from shard_tools.build import Build, read_rejects
-from shard_tools.encoding import source
-from shard_tools.encoding.encode import Result, StoredVideo, store_segments
-from shard_tools.encoding.picture import UnusableError
+from shard_tools.encoding import encode
+from shard_tools.encoding.encode import Result, StoredVideo, encode_segments
 from shard_tools.inputs import Item, ItemStore
-from shard_tools.segment import Segment
 from shard_tools.settings import Settings
 
 NUM_FRAMES = 90  # at 30 fps
@@ -88,8 +89,9 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Counter[str]()
-    read_frames = source.read_frames
-    monkeypatch.setattr(source, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
+    read_frames = source_video.read_frames
+    for module in (source_video, encode):
+        monkeypatch.setattr(module, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
     build(cut(video, [*FRAMES, *REJECTED]), tmp_path)
     assert numbers_of(tmp_path, "segment") == {str(segment): list(frames) for segment, frames in FRAMES.items()}
     assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
@@ -210,7 +212,7 @@ NUM_NOISE, GROUP = 150, 30
 def store(path: Path, *segments: Segment) -> dict[str, Result]:
     """What becomes of segments, or of the whole."""
     stems = {path.with_name(f"part{number}"): segment for number, segment in enumerate(segments or [None])}
-    results = store_segments(path, stems, Settings(frame_stride=1, quality=4, short_side=64))
+    results = encode_segments(path, stems, Settings(frame_stride=1, quality=4, short_side=64))
     return {str(stems[stem] or ""): result for stem, result in results}
 
 
@@ -238,14 +240,15 @@ def test_far_segments_are_sought_and_kept_beside_a_bad_packet(
 ) -> None:
     path = write_noise(tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)})
     decoded = Counter[str]()
-    read_frames = source.read_frames
+    read_frames = source_video.read_frames
 
     def count(container: Any, *arguments: Any) -> Iterator[Any]:
         for frame in read_frames(container, *arguments):
             decoded[container.name] += 1
             yield frame
 
-    monkeypatch.setattr(source, "read_frames", count)
+    for module in (source_video, encode):
+        monkeypatch.setattr(module, "read_frames", count)
     wanted = [range(133, 138), range(2, 7), range(65, 70), range(67, 72)]
     found = store(path, *(Segment(frames.start, frames.stop, in_frames=True) for frames in wanted))
     assert [numbers(found[f"frames={frames.start},{frames.stop}"]) for frames in wanted] == [[*it] for it in wanted]
@@ -253,7 +256,7 @@ def test_far_segments_are_sought_and_kept_beside_a_bad_packet(
     assert decoded[str(path)] <= (90 if has_times else 150)
 
     damage_packet(path)
-    assert isinstance(store(path)[""], UnusableError)
+    assert isinstance(store(path)[""], VideoError)
     found = store(path, Segment(0, 1.3), Segment(2.3, 3.3), Segment(2.7, 2.9), Segment(3.1, 3.2))
     assert numbers(found["t=0,1.3"]) == [*range(39)]
     assert "damaged" in str(found["t=2.3,3.3"])
