@@ -22,7 +22,6 @@ from benchmarks.arguments import ArgumentParser
 from benchmarks.harness import Report, Row, print_table
 from common.devices import choose_device
 from common.errors import InputError, run_command
-from extract_features import list_samples
 from extract_features import main as extract_features
 from extract_features import parse_arguments as parse_extraction
 from model.weights.models import load_encoder
@@ -31,6 +30,7 @@ from pipeline.planning.crops import FrameSize
 from pipeline.shards.dataset import ShardDataset
 from training.evaluation import check_labels, knn_top1, read_features
 from training.remote_run import local_run
+from training.video_windows import WindowReader
 
 GRID, SIDE, FPS = 8, 64, 8.0
 Labeled = tuple[list[str], Float[Tensor, "V D"]]  # classes and features of videos
@@ -60,8 +60,8 @@ def describe_videos(shards: str) -> dict[str, Labeled]:
     """Make the hand-made features of labeled shards; raise InputError where a video has no label."""
     dataset = ShardDataset.open(shards)
     check_labels(dataset)
-    videos = list(list_samples(dataset, "", FrameSize(SIDE, SIDE), DataConfig(fps=FPS)))
-    found = [describe(np.stack([shown[-1] for shown in video.frames()])) for video in videos]
+    videos = list(WindowReader(DataConfig(fps=FPS), FrameSize(SIDE, SIDE)).list_samples(dataset))
+    found = [describe(np.stack([frame.image for frame in video.frames()])) for video in videos]
     labels = [video.label for video in videos]
     return {kind: (labels, torch.tensor(np.stack([features[kind] for features in found]))) for kind in found[0]}
 

@@ -114,7 +114,7 @@ def test_neighbors_by_weights_without_a_run_and_by_features(synthetic_videos, sy
     said = re.findall(r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n", capsys.readouterr().out)
     assert said[0].startswith(", 1-NN of pixels 0.")
     assert said[1:] == [""], "features have no pixels"
-    with pytest.raises(InputError, match="has no features as safetensors: run extract_features"):
+    with pytest.raises(InputError, match="has no features as safetensors or for webdataset: run"):
         results_of(tmp_path / "none", weights, "--knn", features)
 
 

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import webdataset
 from made_videos import encode, write_shards
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -20,6 +23,8 @@ from model.weights.models import load_encoder
 from pipeline.decoding.video import Video
 from pipeline.planning.crops import FrameSize
 from shard_tools import make_shards
+from training.evaluation import read_features
+from training.video_windows import make_scaler
 
 CONFIG = ModelConfig(
     encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
@@ -122,13 +127,83 @@ def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> N
     assert load_file(tmp_path / "out/short.mp4.safetensors")["times"].tolist() == [[0, 0.25]]
 
 
-def test_arrays_and_npz(tmp_path, weights) -> None:
+def test_arrays(tmp_path, weights) -> None:
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in/clip.npy", np.zeros((9, 40, 50, 3), np.uint8))
-    extract(tmp_path / "in", tmp_path / "out", weights, "--format", "npz", "--stride", "1")
-    with np.load(tmp_path / "out/clip.npy.npz") as loaded:
-        assert loaded["features"].shape == (2, 48)
-        assert (str(loaded["key"]), loaded["times"].tolist()) == ("clip.npy", [[0, 0.24], [0.08, 0.32]])
+    extract(tmp_path / "in", tmp_path / "out", weights, "--stride", "1")
+    file = tmp_path / "out/clip.npy.safetensors"
+    loaded = load_file(file)
+    assert loaded["features"].shape == (2, 48)
+    assert loaded["times"].tolist() == [[0, 0.24], [0.08, 0.32]]
+    assert read_metadata(file)["key"] == "clip.npy"
+
+
+def read_tars(folder: Path) -> dict[str, dict]:
+    """Read all tars with webdataset; return the samples by the keys of their videos."""
+    tars = [str(tar) for tar in sorted(folder.glob("*.tar"))]
+    samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
+    by_key = {sample["json"]["key"]: sample for sample in samples}
+    assert len(by_key) == len(samples), "no video twice"
+    return by_key
+
+
+def test_webdataset_reads_tars_of_many_videos(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
+    assert extract(videos, tmp_path / "files", weights, "--stride", "3", "--tokens") == 0
+    assert extract(videos, tmp_path / "tars", weights, "--stride", "3", "--tokens", "--format", "webdataset") == 0
+    tars = [f"features-1-of-1-{number:06}.tar" for number in range(3)]
+    assert sorted(file.name for file in (tmp_path / "tars").iterdir()) == [*tars, "features.json"]
+    assert json.loads((tmp_path / "tars/features.json").read_text())["format"] == "webdataset"
+    samples = read_tars(tmp_path / "tars")
+    files = sorted((tmp_path / "files").rglob("*.safetensors"))
+    assert len(samples) == len(files) == 5
+    for file in files:
+        about = read_metadata(file)
+        sample = samples[about["key"]]
+        for name, values in load_file(file).items():
+            torch.testing.assert_close(torch.from_numpy(sample[f"{name}.npy"]), values)
+        assert {name: str(sample["json"][name]) for name in about} == about
+    of_files, of_tars = (read_features(tmp_path / name) for name in ("files", "tars"))
+    order = [[video["key"] for video in about] for about, _ in (of_files, of_tars)]
+    assert order[0] == order[1]
+    torch.testing.assert_close(of_files[1], of_tars[1])
+
+
+def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
+    videos: Path, weights: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Killed while it writes the fourth video, whose tar has the third; then run in two parts."""
+    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
+    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
+    output = tmp_path / "tars"
+    killed = """if True:
+        import os, sys, training.feature_files
+        import extract_features
+        training.feature_files.MAX_VIDEOS = 2
+        describe, keys = training.feature_files.describe, []
+        def die_at_the_fourth(video):
+            keys.append(video.key)
+            return describe(video) if len(keys) < 4 else os._exit(9)
+        training.feature_files.describe = die_at_the_fourth
+        extract_features.main(extract_features.parse_arguments(sys.argv[1:]))
+        """
+    given = [str(videos), str(output), "--model", str(weights), "--device", "cpu", "--format", "webdataset"]
+    command = [sys.executable, "-c", killed, *given, "--frame-stride", "2"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 9
+    left = sorted(file.name for file in output.iterdir())
+    assert left[0].startswith(".features-1-of-1-000001.tar.")
+    assert left[1:] == ["features-1-of-1-000000.tar", "features.json"]
+    first = (output / "features-1-of-1-000000.tar").read_bytes()
+    assert len(read_tars(output)) == 2
+    assert extract(videos, output, weights, "--format", "webdataset") == 0
+    assert (output / "features-1-of-1-000000.tar").read_bytes() == first
+    assert len(read_tars(output)) == 5
+    assert len(list(output.iterdir())) == 4, "nothing is left of the killed run"
+    for part in ("1/2", "2/2"):
+        assert extract(videos, tmp_path / "parts", weights, "--format", "webdataset", "--part", part) == 0
+    assert len(read_tars(tmp_path / "parts")) == 5
+    assert extract(videos, tmp_path / "parts", weights, "--format", "webdataset") == 0
+    assert len(read_tars(tmp_path / "parts")) == 5, "whatever part has made them"
 
 
 def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -248,7 +323,7 @@ def test_padded_windows_end_at_every_frame_and_see_nothing_later(shards: Path, w
     assert padded["frames"].tolist() == [[max(0, 2 * (t - 3)), 2 * t] for t in range(10)]
     for name, values in whole.items():
         torch.testing.assert_close(padded[name][3:], values)
-    scaler = extract_features.make_scaler(64, 48, FrameSize(32, 32))
+    scaler = make_scaler(64, 48, FrameSize(32, 32))
     frames = [scaler(frame) for _, frame in Video(encode(20), 20).frames([0, 2])]
     clip = torch.from_numpy(np.stack([frames[0], frames[0], frames[0], frames[1]]))
     torch.testing.assert_close(padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled)

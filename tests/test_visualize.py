@@ -150,7 +150,7 @@ def test_features_are_colored_by_their_principal_components() -> None:
         (["nowhere", "a.mp4"], "nowhere does not exist"),
         (["run", "nowhere.mp4"], "nowhere.mp4 does not exist"),
         (["run", "c.mp4"], "c.mp4 cannot be decoded"),
-        (["run", "empty"], "empty holds no video"),
+        (["run", "empty"], "no video found in empty"),
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
         (["damaged", "a.mp4"], "config.yaml is damaged"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from common.devices import autocast_to
@@ -22,6 +21,7 @@ from pipeline.planning.plan import EvaluationPlan
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, sum_over_ranks
+from training.feature_files import read_feature_files
 
 MAX_VIDEOS = 1024  # of HeldOut, always the same ones: an evaluation must not take as long as training
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
@@ -143,22 +143,23 @@ def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(No
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
 
 
-def read_features(folder: Path) -> tuple[list[dict[str, str]], Float[Tensor, "V 2D"]]:
+def read_features(folder: Path) -> tuple[list[dict[str, Any]], Float[Tensor, "V 2D"]]:
     """Read the metadata and features of all labeled videos that extract_features.py has written to a folder: the mean
     and the standard deviation over windows, since how features change tells motions apart.
 
     Raise InputError where there are none, or one has no label.
     """
-    about, features = [], []
-    for file in sorted(folder.rglob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            about.append(opened.metadata() or {})
-            if not about[-1].get("label"):
-                raise InputError(f"{file} has no label: extract features of class folders, or of shards with labels")
-            std, mean = torch.std_mean(opened.get_tensor("features"), dim=0, correction=0)
-            features.append(torch.cat((mean, std)))
+    about = []
+    features = []
+    for video in read_feature_files(folder):
+        if not video.metadata.get("label"):
+            raise InputError(f"{video.file} has no label: extract features of class folders, or of shards with labels")
+        about.append(video.metadata)
+        std, mean = torch.std_mean(video.features, dim=0, correction=0)
+        features.append(torch.cat((mean, std)))
     if not about:
-        raise InputError(f"{folder} has no features as safetensors: run extract_features.py, or name labeled shards")
+        formats = "as safetensors or for webdataset"
+        raise InputError(f"{folder} has no features {formats}: run extract_features.py, or name labeled shards")
     return about, torch.stack(features)
 
 

@@ -1,0 +1,235 @@
+"""Write features along videos, a file per video or tars of many, and read them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from torch import Tensor
+
+from common.atomic_io import atomic_write
+from model.weights.weight_files import save_tensors
+from shard_tools.inputs.location import import_pyarrow
+from shard_tools.plan import make_key
+from shard_tools.write import list_members
+from training.video_windows import ListedVideo
+
+# Of a tar. What is in an unfinished one is lost when a run is killed.
+MAX_VIDEOS = 1000
+MAX_BYTES = 256e6
+Arrays = dict[str, np.ndarray]
+
+
+class WindowArrays:
+    """The arrays of a video's windows, one behind the other.
+
+    Small arrays that stay between large ones that go would fragment memory, 2 GB for an hour; so each grows in one
+    piece.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, bytearray] = {}
+        # An array of one window, for its type and shape.
+        self._examples: Arrays = {}
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def append(self, window: Arrays) -> None:
+        for name, values in window.items():
+            if name not in self._buffers:
+                self._buffers[name] = bytearray()
+                self._examples[name] = np.empty_like(values)
+            self._buffers[name].extend(values.tobytes())
+
+    def stack(self) -> Arrays:
+        """Return the arrays of all windows, without a copy."""
+        stacked = {}
+        for name, buffer in self._buffers.items():
+            example = self._examples[name]
+            stacked[name] = np.frombuffer(buffer, example.dtype).reshape(-1, *example.shape)
+        return stacked
+
+
+class FeatureWriter(Protocol):
+    """One way to store the features of videos, used as a context manager."""
+
+    def has(self, video: ListedVideo) -> bool:
+        """Return whether the features of a video were there already."""
+
+    def write(self, video: ListedVideo, arrays: Arrays) -> None:
+        """Store what extract_features.py has made of a video."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_writer(kind: str, output: Path, part: int, num_parts: int) -> FeatureWriter:
+    """Return the writer of a format. Raise InputError if the package that it needs is missing."""
+    if kind == "webdataset":
+        return FeatureTars(output, part, num_parts)
+    if kind == "parquet":
+        import_pyarrow("OUT")
+    return FeatureFiles(output, kind)
+
+
+class FeatureFiles:
+    """Writes a file per video, named by its key; see FeatureWriter."""
+
+    def __init__(self, output: Path, kind: str) -> None:
+        """kind: safetensors or parquet."""
+        self._output = output
+        self._kind = kind
+
+    def has(self, video: ListedVideo) -> bool:
+        return self._find_file(video).exists()
+
+    def write(self, video: ListedVideo, arrays: Arrays) -> None:
+        file = self._find_file(video)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        metadata = describe(video)
+        metadata["fields"] = json.dumps(video.fields)
+        with atomic_write(file) as partial_file:
+            if self._kind == "parquet":
+                save_parquet(partial_file, arrays, metadata)
+            else:
+                strings = {name: str(value) for name, value in metadata.items()}
+                save_tensors(partial_file, {name: torch.from_numpy(array) for name, array in arrays.items()}, strings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: each file is whole."""
+
+    def _find_file(self, video: ListedVideo) -> Path:
+        return self._output / f"{video.key}.{self._kind}"
+
+
+class FeatureTars:
+    """Writes tars of many videos by webdataset's ShardWriter; see FeatureWriter.
+
+    A video is the members <key>.<array>.npy and <key>.json, with its own key in the JSON: webdataset ends the name of a
+    sample at its first dot. A tar has a temporary name until it is whole.
+    """
+
+    def __init__(self, output: Path, part: int, num_parts: int) -> None:
+        """Part `part` of `num_parts` (from 1) has tars of its own: processes write side by side."""
+        self._output = output
+        self._stem = f"features-{part}-of-{num_parts}"
+        self._written = {name.partition(".")[0] for tar in output.glob("*.tar") for name in list_members(tar)}
+        # The tar under way.
+        self._files = ExitStack()
+        self._is_writing = False
+        self._shards: Any = None
+
+    def has(self, video: ListedVideo) -> bool:
+        return make_key(video.key) in self._written
+
+    def write(self, video: ListedVideo, arrays: Arrays) -> None:
+        if self._shards is None:
+            self._shards = self._open_shards()
+        sample: dict[str, Any] = {"__key__": make_key(video.key), "json": describe(video)}
+        for name, array in arrays.items():
+            sample[f"{name}.npy"] = array
+        self._is_writing = True
+        self._shards.write(sample)
+        self._is_writing = False
+
+    def __enter__(self) -> Self:
+        # Of a run that was killed.
+        for file in self._output.glob(f".{self._stem}-*.partial"):
+            file.unlink()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish the tar under way, also where a run is stopped between two videos."""
+        if self._is_writing:
+            self._files.__exit__(kind, error, trace)
+        elif self._shards is not None:
+            self._shards.close()
+
+    def _open_shards(self) -> Any:
+        # It takes half a second, and only this format needs it.
+        import webdataset
+
+        numbers = [int(tar.stem.rpartition("-")[2]) for tar in self._output.glob(f"{self._stem}-*.tar")]
+        return webdataset.ShardWriter(
+            f"{self._stem}-%06d.tar",
+            maxcount=MAX_VIDEOS,
+            maxsize=MAX_BYTES,
+            post=self._finish_tar,
+            start_shard=max(numbers, default=-1) + 1,
+            verbose=0,
+            opener=self._open_tar,
+            mtime=0,
+        )
+
+    def _open_tar(self, name: str) -> BinaryIO:
+        partial_file = self._files.enter_context(atomic_write(self._output / name))
+        return self._files.enter_context(partial_file.open("wb"))
+
+    def _finish_tar(self, name: str) -> None:
+        """Close the tar, which gives it its name."""
+        self._files.close()
+
+
+def describe(video: ListedVideo) -> dict[str, Any]:
+    """Return what is stored beside a video's features."""
+    return {
+        "key": video.key,
+        "source": video.source,
+        "segment": video.segment,
+        "offset": video.offset,
+        "label": video.label,
+        "incomplete": video.incomplete,
+        "episode": str(video.fields.get("episode", "")),
+        "fields": video.fields,
+    }
+
+
+def save_parquet(path: Path, arrays: Arrays, metadata: dict[str, Any]) -> None:
+    """Write a row per window, with the metadata in each."""
+    parquet = import_pyarrow(str(path))
+    import pyarrow
+
+    features = arrays["features"]
+    columns: dict[str, Any] = {name: [value] * len(features) for name, value in metadata.items()}
+    columns["first_frame"] = arrays["frames"][:, 0]
+    columns["last_frame"] = arrays["frames"][:, 1]
+    columns["start"] = arrays["times"][:, 0]
+    columns["end"] = arrays["times"][:, 1]
+    columns["features"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+class StoredFeatures(NamedTuple):
+    """The features of a video, as they were written."""
+
+    # The file, or the tar that they are in.
+    file: Path
+    metadata: dict[str, Any]
+    features: Float[Tensor, "W D"]
+
+
+def read_feature_files(folder: Path) -> Iterator[StoredFeatures]:
+    """Read what extract_features.py has written to a folder as safetensors or for webdataset."""
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            yield StoredFeatures(file, opened.metadata() or {}, opened.get_tensor("features"))
+    for tar in sorted(folder.rglob("*.tar")):
+        import webdataset
+
+        for sample in webdataset.WebDataset(str(tar), shardshuffle=False).decode():
+            yield StoredFeatures(tar, sample["json"], torch.from_numpy(sample["features.npy"]))
