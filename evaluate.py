@@ -4,9 +4,7 @@ Averages probabilities over --clips × --crops views of every video in SHARDS. E
 ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
 its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
 from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident mistakes
-first), confusion.png and results.json, with the scores of each class, to --output. With --keep, results.json also has
-the scores where only a fraction of the tokens is encoded, chosen at random, by motion or by the sampler of a
-pre-training.
+first), confusion.png and results.json, with the scores of each class, to --output.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
     python evaluate.py FEATURES --knn TRAINING_FEATURES
@@ -39,12 +37,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--clips", type=between(1), default=1, help="clips per video: 5 for Kinetics, 2 for SSv2 in the paper")
     add("--crops", type=between(1), default=1, help="crops along the longer side: 3 in the paper")
     add("--batch-size", type=between(1), default=8, help="views per rank and forward pass")
-    add("--keep", type=float, nargs="+", default=[], help="fractions of the tokens: 0.05 0.1 0.25 0.5 1")
-    add("--sampler", type=Path, metavar="RUN", help="pre-training whose token sampler --keep tries too")
     add("--output", type=Path, help="folder of the results (default: evaluation/ in the run directory)")
     options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
-    if options.knn and (options.clips, options.crops, options.keep) != (1, 1, []):
-        raise InputError("--knn compares the features of one clip: leave out --clips, --crops and --keep")
+    if options.knn and (options.clips, options.crops) != (1, 1):
+        raise InputError("--knn compares the features of one clip: leave out --clips and --crops")
     if options.shards is None and not options.knn:
         raise InputError(f"what is {options.checkpoint} to be evaluated on? give a labeled dataset folder as SHARDS")
     for key in (override.partition("=")[0] for override in options.overrides):
@@ -60,8 +56,6 @@ import csv
 import io
 import time
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -71,7 +65,6 @@ from common.devices import explain_out_of_memory
 from common.logging import format_duration, log
 from figures.confusion import plot_confusion
 from model.classifier import load_classifier
-from model.encoder import SELECTIONS
 from model.weights import pretrained
 from model.weights.models import load_encoder
 from pipeline.reading.storage import is_remote
@@ -120,19 +113,9 @@ def evaluate(options: argparse.Namespace) -> None:
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
         baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
-        views = multi_label, options.clips, options.crops
-        evaluator = Evaluator(config, dataset, dist)
-        found = evaluator.predict(model, *views)
-        kept = []
-        if options.keep:
-            clips = {"num_frames": shape.num_frames, "image_size": shape.image_size}
-            encoder = load_encoder(options.sampler or weights, **clips).to(dist.device)
-            ways = [by for by in SELECTIONS if by != "adaptive" or options.sampler]
-            for by, keep in product(ways, sorted(set(options.keep))):
-                select = partial(encoder.select_tokens, keep=keep, by=by)
-                kept.append({"by": by, "keep": keep, **evaluator.predict(model, *views, select).scores()})
+        found = Evaluator(config, dataset, dist).predict(model, multi_label, options.clips, options.crops)
         if dist.is_main:
-            results = baselines | make_results(found, dataset, options) | {"kept": kept}
+            results = baselines | make_results(found, dataset, options)
             write_results(options.output or (run or weights.parent) / "evaluation", results, found, dataset)
             say(results, f", in {format_duration(time.perf_counter() - started)}")
 
@@ -177,14 +160,29 @@ def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by their neighbors' features over the windows that extract_features.py has encoded."""
-    (about, features), (others, reference) = (read_features(Path(place)) for place in (options.checkpoint, options.knn))
-    ids = {label: number for number, label in enumerate(sorted({video["label"] for video in [*about, *others]}))}
-    labels, other_labels = (torch.tensor([ids[video["label"]] for video in videos]) for videos in (about, others))
-    allowed = torch.tensor([[video["source"] != other["source"] for other in others] for video in about])
-    accuracy = knn_top1(features, labels, reference, other_labels, allowed)
-    counts = {"num_videos": len(about), "knn_videos": int(allowed.any(dim=1).sum())}
-    return {"knn_top1": accuracy, "majority_top1": majority_top1(labels), **counts}
+    """Classify videos by their neighbors' features over the windows that extract_features.py has encoded.
+
+    Windows of one source file are no neighbors of each other: they would show the same scene.
+    """
+    videos, features = read_features(Path(options.checkpoint))
+    neighbors, neighbor_features = read_features(Path(options.knn))
+
+    class_names = sorted({video["label"] for video in [*videos, *neighbors]})
+    class_ids = {name: class_id for class_id, name in enumerate(class_names)}
+    labels = torch.tensor([class_ids[video["label"]] for video in videos])
+    neighbor_labels = torch.tensor([class_ids[video["label"]] for video in neighbors])
+
+    neighbor_sources = [video["source"] for video in neighbors]
+    is_other_source = torch.empty(len(videos), len(neighbors), dtype=torch.bool)
+    for index, video in enumerate(videos):
+        is_other_source[index] = torch.tensor([source != video["source"] for source in neighbor_sources])
+
+    return {
+        "knn_top1": knn_top1(features, labels, neighbor_features, neighbor_labels, is_other_source),
+        "majority_top1": majority_top1(labels),
+        "num_videos": len(videos),
+        "knn_videos": int(is_other_source.any(dim=1).sum()),
+    }
 
 
 def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.errors import InputError
@@ -34,13 +34,12 @@ class VideoClassifier(nn.Module):
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
-    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
-        """Classify clips, by all tokens or by those at `ids`."""
-        return self.head(self.features(clip, ids))
+    def forward(self, clip: Clip) -> Float[Tensor, "B classes"]:
+        return self.head(self.features(clip))
 
-    def features(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B D"]:
+    def features(self, clip: Clip) -> Float[Tensor, "B D"]:
         """Compute the input of the last linear layer."""
-        return self.norm(encode(self, clip, ids).pooled)
+        return self.norm(encode(self, clip).pooled)
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
@@ -76,9 +75,9 @@ class Probe(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B classes"]:
+    def forward(self, clip: Clip) -> Float[Tensor, "B classes"]:
         with torch.no_grad():
-            features = encode(self, clip, ids)
+            features = encode(self, clip)
         return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:

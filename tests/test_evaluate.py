@@ -255,16 +255,3 @@ def test_a_classifier_that_says_nan_and_weights_without_a_head_are_refused(run_f
     with pytest.raises(InputError, match="no classification head"):
         results_of(tmp_path / "out", file, synthetic_shards, *config)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_curve_over_the_share_of_tokens(run_folder, tiny_run, synthetic_shards, tmp_path):
-    sampler = ["--sampler", tiny_run]
-    results = results_of(tmp_path / "a", run_folder, synthetic_shards, "--keep", "0.25", "1", *sampler)
-    rows = {(row["by"], row["keep"]): row for row in results["kept"]}
-    assert rows.keys() == {(by, keep) for by in ("adaptive", "motion", "random") for keep in (0.25, 1)}
-    for by in ("adaptive", "motion", "random"):
-        assert rows[by, 1]["nll"] == pytest.approx(results["nll"], rel=1e-5), "all tokens, whatever chose them"
-        assert rows[by, 0.25]["nll"] != results["nll"]
-    again = results_of(tmp_path / "b", run_folder, synthetic_shards, "--keep", "0.25", "--batch-size", "3", *sampler)
-    for row in again["kept"]:
-        assert row["nll"] == pytest.approx(rows[row["by"], 0.25]["nll"], rel=1e-5), "in any batch"

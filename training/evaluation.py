@@ -27,7 +27,6 @@ MAX_VIDEOS = 1024  # of HeldOut, always the same ones: an evaluation must not ta
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07  # of the k-NN classifier, as DINO's (Caron et al. 2021)
 THUMBNAIL = 16  # pixels, of the baseline's mean gray frame
 MASK_SEED = 0  # masks are the same at every evaluation, and in every run
-SelectTokens = Callable[[UInt8[Tensor, "B T H W C"]], Int[Tensor, "B K"] | None]
 
 
 class Predictions(NamedTuple):
@@ -113,18 +112,14 @@ class Evaluator:
             model.train(was_training)
         return sum_over_ranks(results).cpu()
 
-    def predict(
-        self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1,
-        select: SelectTokens = lambda clip: None,
-    ) -> Predictions:  # fmt: skip
+    def predict(self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1) -> Predictions:
         """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
-        time, and crops along the longer side. Of each, the tokens at the ids that `select` returns are encoded, by
-        default all."""
+        time, and crops along the longer side."""
         batch_size = max(1, self.config.batch_size // num_crops) * num_crops  # crops of a clip share its decode
         plan = self.make_plan(batch_size, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
-            logits = model(batch.clip, select(batch.clip)).float()
+            logits = model(batch.clip).float()
             return logits.sigmoid() if multi_label else logits.softmax(dim=-1)
 
         probabilities = self.compute(model, plan, classify, len(self.dataset.info.classes))
