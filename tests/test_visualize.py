@@ -189,12 +189,12 @@ def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
 
 
 def test_clips_of_a_list_lie_in_its_segments(videos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["path,start,end", "a.mp4,1,3", "b.mkv,2,", "b.mkv,9,", "c.mp4,,"]
+    rows = ["path,start,end,label", "a.mp4,1,3,x", "b.mkv,2,,y", "b.mkv,9,,y", "c.mp4,,,x"]
     (videos / "list.csv").write_text("\n".join(rows))
     first, second = read_clips([videos / "list.csv"], 8, 32, DataConfig(frame_stride=2), limit=10)
     assert (first.name, second.name) == ("a_t=1,3", "b_t=2,inf")
-    assert first.numbers == list(range(8, 24, 2))
-    assert second.numbers == list(range(20, 36, 2))
+    assert first.numbers == list(range(9, 25, 2))
+    assert second.numbers == list(range(21, 37, 2))
     assert first.times == [number / 8 for number in first.numbers]
     for clip in (first, second):
         assert [read_number(frame) for frame in clip.frames.numpy()] == [number % 22 for number in clip.numbers]
