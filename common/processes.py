@@ -10,6 +10,6 @@ PR_SET_PDEATHSIG = 1
 def end_with_parent(signal_number: int = signal.SIGKILL) -> None:
     """Let the kernel send this process a signal as soon as the thread that started it has ended.
 
-    Workers whose parent is killed would otherwise go on, as nobody is left who could stop them.
+    Workers whose parent is killed would otherwise continue, as nobody is left who could stop them.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
