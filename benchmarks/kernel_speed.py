@@ -30,14 +30,13 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import patchify
-from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
 from model.config import ModelConfig
 from training.timing import noise_clip, time_calls
 
 NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
-    " mask, its sampling loss with one Categorical per clip; its patch loss starts from an existing float clip.",
+    " mask; its patch loss starts from an existing float clip.",
     "`kernel`: kernels/ of this repository; on a CPU that is the reference in plain PyTorch.",
     "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate of every plane.",
     "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`: of a replay of the"
@@ -172,20 +171,9 @@ def masked_patch_loss_op(inputs: Inputs) -> Op:
     return Op(kernel, way, pred.nbytes + pred.numel(), 2 * pred.nbytes + pred.numel(), 1e-2)
 
 
-def sampling_loss_op(inputs: Inputs) -> Op:
-    masked, mask = inputs.ids[1], inputs.mask
-    log_probs = inputs.logits.detach().log_softmax(dim=1).requires_grad_()
-    probabilities, losses = log_probs.detach().exp().requires_grad_(), torch.rand(masked.shape, device=inputs.device)
-    kernel, way = (
-        Way(sampling_loss, log_probs, masked, losses),
-        Way(published.sampling_loss, probabilities, mask, losses),
-    )
-    return Op(kernel, way, masked.numel() * 16 + mask.numel() * 4, mask.numel() * 8, 1e-4)
-
-
 MAKERS = (
     *(crop_resize_op, gumbel_topk_op, gather_tokens_op, scatter_tokens_op),
-    *(patchify_op, masked_patch_loss_op, sampling_loss_op),
+    *(patchify_op, masked_patch_loss_op),
 )
 OPS: dict[str, Callable[[Inputs], Op]] = {make.__name__.removesuffix("_op"): make for make in MAKERS}
 

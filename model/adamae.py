@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from common.errors import InputError
 from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
-from kernels.sampling_loss import sampling_loss
 from model.blocks import initialize
 from model.channels import Clip, prepare_clip
 from model.config import ModelConfig
 from model.encoder import Encoder, Features, encode
 from model.masking import Mask, Seed, make_masking
 from model.registry import DECODERS, find_class
+from model.sampling_loss import sampling_loss
 from model.targets import Target, make_target
 from model.tokenizer import Tokenizer
 

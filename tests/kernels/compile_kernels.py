@@ -29,7 +29,6 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import patchify
-from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
 from model.config import SIZES, ModelConfig
 
@@ -96,7 +95,7 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
         pred = torch.empty(batch, tokens - k, config.patch_values, dtype=dtype, requires_grad=True)
         losses = masked_patch_loss(pred, clip, masked, *patch, kind, normalize)
         losses.sum().backward()
-    (sampling_loss(log_probs, masked, losses) + log_probs.sum()).backward()
+    log_probs.sum().backward()
     x = torch.empty(batch, tokens, size.encoder_width, dtype=dtype, requires_grad=True)
     gather_tokens(x, visible, torch.empty(tokens, size.encoder_width)).sum().backward()
     features = torch.empty(batch, k, size.decoder_width, dtype=dtype, requires_grad=True)

@@ -12,7 +12,7 @@ import triton
 pytestmark = pytest.mark.slow  # minutes of compiling
 
 HERE = Path(__file__).parent
-KERNELS = {f"{name}_kernel" for name in "crop_resize gumbel_topk gather scatter patchify sampling_loss loss".split()}
+KERNELS = {f"{name}_kernel" for name in "crop_resize gumbel_topk gather scatter patchify loss".split()}
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

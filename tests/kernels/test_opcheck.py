@@ -26,7 +26,6 @@ def op_arguments(device):
         "scatter_tokens": (features, mask_token, table, ids, ids),
         "masked_patch_loss": (pred, clip, ids, 2, 8, "mse", True),
         "patchify": (clip, ids, 2, 8, torch.bfloat16),
-        "sampling_loss": (torch.log_softmax(logits, 1).detach().requires_grad_(), ids, torch.rand(2, 3).to(device)),
     }
 
 

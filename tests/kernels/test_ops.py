@@ -10,7 +10,6 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import patchify
-from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -134,16 +133,3 @@ def test_masked_patch_loss(device, layout, dtype, tubelet, patch, kinds):
         torch.testing.assert_close(loss.cpu(), expected[0], rtol=1e-5, atol=1e-6)
         assert grad.dtype == dtype
         torch.testing.assert_close(grad.cpu(), expected[1], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-7)
-
-
-def test_sampling_loss(device):
-    log_probs = torch.log_softmax(torch.randn(3, 80, device=device), dim=-1)[:, :41].requires_grad_()
-    reference = log_probs.detach().cpu().clone().requires_grad_()
-    _, ids = random_ids(3, 41, 11, device)
-    losses = torch.rand(3, 30, device=device, requires_grad=True)
-    loss, expected = sampling_loss(log_probs, ids, losses), plain(sampling_loss, reference, ids, losses)
-    torch.testing.assert_close(loss.cpu(), expected)
-    (2 * loss).backward()
-    (2 * expected).backward()
-    assert losses.grad is None
-    torch.testing.assert_close(log_probs.grad.cpu(), reference.grad)

@@ -12,8 +12,8 @@ from kernels.gather_tokens import gather_tokens
 from kernels.gumbel_topk import gumbel_topk
 from kernels.masked_patch_loss import masked_patch_loss
 from kernels.patchify import patchify
-from kernels.sampling_loss import sampling_loss
 from kernels.scatter_tokens import scatter_tokens
+from model.sampling_loss import sampling_loss
 
 CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)  # 2·2·3 patches of 2·8·8
 IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])

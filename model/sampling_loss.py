@@ -1,0 +1,23 @@
+"""The loss that teaches the token sampler to mask what is hard to reconstruct (arXiv 2211.09120 §3.3)."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.launch import check, check_ids, check_shape
+
+
+def sampling_loss(
+    log_probs: Float[Tensor, "B N"], masked_ids: Int[Tensor, "B M"], loss_per_token: Float[Tensor, "B M"]
+) -> Float[Tensor, ""]:
+    """Return the mean of -log P_i · loss_i over all masked tokens i of all clips, in fp32.
+
+    Only log_probs gets a gradient: loss_per_token is taken as a constant. Raise InputError if shapes do not fit, or no
+    token is masked.
+    """
+    check_shape("log_probs", log_probs, "B", "N")
+    check_ids("masked_ids", masked_ids, log_probs)
+    check(masked_ids.numel() > 0, "masked_ids are empty: there is no loss without a masked token")
+    check_shape("loss_per_token", loss_per_token, *masked_ids.shape)
+    masked_log_probs = log_probs.gather(1, masked_ids)
+    # A kernel of its own saved five small launches of an eager step; a compiled step has none to save.
+    return -(masked_log_probs * loss_per_token.detach()).mean()
