@@ -66,7 +66,9 @@ from common.logging import format_duration, log
 from figures.confusion import plot_confusion
 from model.classifier import load_classifier
 from model.weights import pretrained
-from model.weights.models import load_encoder
+from model.weights.find_weights import find_file, run_of
+from model.weights.load_model import load_encoder
+from model.weights.read_config import run_config
 from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
@@ -93,8 +95,8 @@ def evaluate(options: argparse.Namespace) -> None:
     started = time.perf_counter()
     checkpoint = local_run(options.checkpoint)
     best = checkpoint / "checkpoints" / "best"
-    weights = pretrained.find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
-    run = pretrained.run_of(weights)
+    weights = find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
+    run = run_of(weights)
     config = read_config(options, run, f"data.shards={options.shards}")
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
@@ -147,7 +149,7 @@ def evaluate_neighbors(options: argparse.Namespace) -> None:
 def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
     """Classify videos by the neighbors of the features that weights make of a clip each; {} but in the main rank."""
     weights = local_run(options.checkpoint)
-    encoder, run = load_encoder(weights), pretrained.run_of(pretrained.find_file(weights))
+    encoder, run = load_encoder(weights), run_of(find_file(weights))
     config = read_config(options, run, f"data.shards={options.knn}", f"evaluation.shards={options.shards}")
     config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
     with Distributed(config.device) as dist:
@@ -187,7 +189,7 @@ def compare_features(options: argparse.Namespace) -> dict[str, Any]:
 
 def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:
     """Open the shards of a section of a run's configuration, if they are there."""
-    shards = pretrained.run_config(run).get(section, {}).get("shards") or []
+    shards = run_config(run).get(section, {}).get("shards") or []
     places = [shards] if isinstance(shards, str) else shards
     is_there = places and all(is_remote(place) or Path(place).is_dir() for place in places)
     return ShardDataset.open(places, config.data) if is_there else None

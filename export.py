@@ -48,11 +48,12 @@ from typing import Any, Literal
 from common.atomic_io import write_json
 from common.logging import log
 from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model.state_dict import StateDict, select
+from model.state_dict import ENCODER_PARTS, StateDict, select
 from model.tokenizer import position_table
+from model.weights.external_layouts import is_pretraining, to_external, to_timm
 from model.weights.hub import TIMM_FILE, push_folder
-from model.weights.layouts import is_pretraining, to_external, to_timm
-from model.weights.pretrained import ENCODER_PARTS, HUGGINGFACE_KEYS, Weights, load, make_metadata, save, trained_rate
+from model.weights.pretrained import Weights, load, make_metadata, save
+from model.weights.read_config import HUGGINGFACE_KEYS, trained_rate
 from training.model_card import write_card
 from training.remote_run import local_run
 

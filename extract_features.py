@@ -77,8 +77,9 @@ from common.devices import choose_device, explain_out_of_memory
 from common.logging import log, printable
 from common.progress import progress_bar
 from model.encoder import VideoEncoder
-from model.weights.models import load_encoder
-from model.weights.pretrained import find_file, trained_rate
+from model.weights.find_weights import find_file
+from model.weights.load_model import load_encoder
+from model.weights.read_config import trained_rate
 from pipeline.config import DataConfig
 from pipeline.planning.crops import FrameSize
 from training.feature_files import WindowArrays, open_writer

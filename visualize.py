@@ -38,8 +38,9 @@ from figures.clips import read_clips
 from figures.reconstruction import comparison_rows, make_rows, render_figure
 from figures.sheet import render_animation, save_animation, save_image
 from model.maps import reconstruct
-from model.weights.models import load_adamae
-from model.weights.pretrained import find_file, run_of, trained_rate
+from model.weights.find_weights import find_file, run_of
+from model.weights.load_model import load_adamae
+from model.weights.read_config import trained_rate
 from pipeline.config import DataConfig
 from training.remote_run import local_run
 

@@ -24,7 +24,7 @@ from common.devices import choose_device
 from common.errors import InputError, run_command
 from extract_features import main as extract_features
 from extract_features import parse_arguments as parse_extraction
-from model.weights.models import load_encoder
+from model.weights.load_model import load_encoder
 from pipeline.config import DataConfig
 from pipeline.planning.crops import FrameSize
 from pipeline.shards.dataset import ShardDataset

@@ -30,8 +30,8 @@ from figures.clips import Clip, read_clips
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import explain_bad_logits
-from model.weights.models import load_adamae
-from model.weights.pretrained import trained_rate
+from model.weights.load_model import load_adamae
+from model.weights.read_config import trained_rate
 from pipeline.config import DataConfig
 
 NUM_CLIPS, BATCH_SIZE = 320, 16

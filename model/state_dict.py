@@ -8,6 +8,12 @@ MOST_NAMES = 8  # of each kind of fault
 StateDict = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
+# Names of weights that are looked for: those that say how large a patch is, and how many tokens a clip has.
+TOKENIZER = "tokenizer.projection.weight"
+LEARNED_POSITIONS = "token_sampler.positions"
+# What the names of an encoder's weights start with.
+ENCODER_PARTS = ("tokenizer.", "encoder.")
+
 
 def load_weights(module: nn.Module, state_dict: StateDict, parts: tuple[str, ...] = ("",)) -> None:
     """Load what starts with one of `parts`; raise InputError with all of it that does not fit."""

@@ -1,21 +1,18 @@
 """What the decoder predicts; `model.registry.TARGETS` names it.
 
-One in a file of its own subclasses Target and needs a line in the registry.
+To add one, subclass Target in a new file and add a line to `TARGETS`.
 """
 
 from collections.abc import Callable
-from itertools import chain
 from math import gcd
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
-from common import devices
 from common.errors import InputError
 from kernels.masked_patch_loss import masked_patch_loss
 from model.channels import STILL, Clip, measure_change
@@ -25,13 +22,21 @@ from model.registry import TARGETS, find_class
 LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
 
 
+class FrozenTeacher(Protocol):
+    """A function from clips to features, on a grid of tokens of its own."""
+
+    width: int  # of the features, D
+
+    def __call__(self, clip: Clip) -> Float[Tensor, "B t h w D"]: ...
+
+
 class Target(nn.Module):
     """Base class: a target sets `num_values` and defines `forward`."""
 
     num_values: int  # to predict per token
     is_pixels = False  # whether predictions can be shown
 
-    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+    def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
         super().__init__()
         self.config = config
 
@@ -45,7 +50,7 @@ class Target(nn.Module):
         raise NotImplementedError
 
 
-def make_target(config: ModelConfig, teacher: nn.Module | None = None) -> Target:
+def make_target(config: ModelConfig, teacher: FrozenTeacher | None = None) -> Target:
     """Make what model.target names; teacher: what `model.weights.teachers.make_teacher` makes of model.teacher."""
     return find_class(TARGETS, config.target)(config, teacher)
 
@@ -58,7 +63,7 @@ class PixelTarget(Target):
 
     is_pixels = True
 
-    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
+    def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
         super().__init__(config, teacher)
         self.num_values = config.patch_values
 
@@ -79,7 +84,7 @@ class MotionEnergyTarget(Target):
     (docs/results.md#a-few-hundred-labeled-clips).
     """
 
-    def __init__(self, config: ModelConfig, teacher: None = None) -> None:
+    def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
         super().__init__(config, teacher)
         self.per_side = gcd(config.patch_size, 2)
         self.num_values = config.tubelet_size * self.per_side**2
@@ -112,43 +117,21 @@ class TeacherTarget(Target):
     """Features that a frozen teacher makes of the whole clip, by default normalized per token, as MVD (arXiv
     2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them.
 
-    The teacher is no submodule: it is neither trained nor saved, averaged or compiled, but moves with the model. Its
-    weights are kept in bf16 where the device multiplies bf16.
+    The teacher is a function, not a submodule: it is neither trained nor saved, averaged or compiled with the model.
     """
 
-    def __init__(self, config: ModelConfig, teacher: nn.Module | None = None) -> None:
-        """teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own."""
+    def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
+        """Raise InputError if there is no teacher."""
         super().__init__(config, teacher)
         if teacher is None:
             raise InputError("model.target=teacher needs a teacher: make it by model.weights.teachers.make_teacher")
-        self.num_values = measure_width(teacher, config)
-        self._unregistered = (teacher.requires_grad_(False).eval(),)
-
-    @property
-    def teacher(self) -> nn.Module:
-        return self._unregistered[0]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TeacherTarget":
-        """Move the teacher too, as `to` and `to_empty` do."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if not isinstance(tensor, nn.Parameter):
-                return moved  # positions stay in fp32, and so does the residual stream
-            is_bf16 = devices.choose_precision(moved.device, "bf16") == "bf16"
-            return moved.to(torch.bfloat16 if is_bf16 else torch.float32)
-
-        self.teacher._apply(move)
-        super()._apply(fn, recurse)
-        return self
+        self.num_values = teacher.width
+        self.teacher = teacher
 
     @torch.compiler.disable
-    @torch.no_grad()
     def prepare(self, clip: Clip) -> Float[Tensor, "B N D"]:
         """Compute the teacher's features, on the student's token grid."""
-        dtype = next(self.teacher.parameters()).dtype
-        with torch.autocast(clip.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return fit_to_grid(self.teacher(clip), self.config.grid)
+        return fit_to_grid(self.teacher(clip), self.config.grid)
 
     def forward(
         self, prepared: Float[Tensor, "B N D"], pred: Float[Tensor, "B M D"], ids: Int[Tensor, "B M"]
@@ -162,32 +145,11 @@ class TeacherTarget(Target):
             return LOSSES[self.config.loss](pred.float(), target, reduction="none").mean(dim=-1)
 
 
-def measure_width(teacher: nn.Module, config: ModelConfig) -> int:
-    """Run a teacher with neither weights nor pixels, which takes no time; return the width of its features.
-
-    Raises InputError where they are not a grid over the clip.
-    """
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):  # Block takes no meta tensors
-            clip = torch.zeros(1, config.num_frames, *config.frame_size, config.in_channels, dtype=torch.uint8)
-            weights = chain(teacher.named_parameters(), teacher.named_buffers())
-            fake = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in weights}
-            shape = functional_call(teacher, fake, clip).shape
-        width = shape[4]
-    except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"the teacher {config.teacher} does not take clips of {config.num_frames}×{config.image_size} pixels or"
-            f" gives no grid of features ({reason}): choose another one, or another model.teacher_image_size"
-        ) from error
-    return width
-
-
 def fit_to_grid(features: Float[Tensor, "B t h w D"], grid: Grid) -> Float[Tensor, "B N D"]:
     """Average features over the tokens' cells where they are finer, and interpolate them where they are coarser."""
     if features.shape[1:4] != grid:
         volume = features.movedim(-1, 1)
-        t, h, w = (min(given, wanted) for given, wanted in zip(features.shape[1:4], grid, strict=True))
+        t, h, w = map(min, features.shape[1:4], grid)
         volume = F.adaptive_avg_pool3d(volume, (t, h, w))
         if (t, h, w) != grid:
             volume = F.interpolate(volume, size=grid, mode="trilinear", align_corners=False)

@@ -27,7 +27,7 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.weights import pretrained
-from model.weights.layouts import to_external
+from model.weights.external_layouts import to_external
 from model.weights.pretrained import load
 from pipeline.config import DataConfig
 from pipeline.loader import ClipLoader

@@ -19,8 +19,8 @@ from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
 from model.targets import make_target
 from model.weights import pretrained
-from model.weights.layouts import to_external
-from model.weights.models import load_adamae, load_encoder
+from model.weights.external_layouts import to_external
+from model.weights.load_model import load_adamae, load_encoder
 from model.weights.teachers import make_teacher
 from pipeline.decoding.video_source import Scaler
 from pipeline.planning.crops import view_crop

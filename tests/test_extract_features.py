@@ -19,7 +19,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.encoder import SELECTIONS, VideoEncoder
 from model.weights import pretrained
-from model.weights.models import load_encoder
+from model.weights.load_model import load_encoder
 from pipeline.decoding.video import Video
 from pipeline.planning.crops import FrameSize
 from shard_tools import make_shards

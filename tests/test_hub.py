@@ -19,7 +19,8 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.weights import pretrained
-from model.weights.models import load_adamae, load_encoder
+from model.weights.load_model import load_adamae, load_encoder
+from model.weights.read_config import trained_rate
 from training.remote_run import local_run
 
 
@@ -58,7 +59,7 @@ def test_a_run_goes_there_and_comes_back(
     assert again.config == load_adamae(run).config
     assert is_same(again.state_dict(), model.state_dict())
     assert torch.equal(load_encoder("hf://user/name@main").encode(CLIP).tokens, model.encode(CLIP).tokens)
-    assert pretrained.trained_rate(local_run("hf://user/name")) == pretrained.trained_rate(run)
+    assert trained_rate(local_run("hf://user/name")) == trained_rate(run)
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_adamae("user/name").config == again.config

@@ -22,7 +22,7 @@ from model.classifier import VideoClassifier
 from model.config import ModelConfig
 from model.maps import interpolate_from_visible, reconstruct
 from model.weights import pretrained
-from model.weights.models import load_adamae
+from model.weights.load_model import load_adamae
 from pipeline.config import DataConfig
 
 CONFIG = {

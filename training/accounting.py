@@ -22,6 +22,7 @@ from common.errors import InputError
 from common.logging import format_bytes
 from model.adamae import AdaMAE
 from model.config import ModelConfig
+from model.weights.teachers import Teacher
 from pipeline.config import DataConfig
 from training.config import TrainConfig
 from training.optimizer import update
@@ -74,7 +75,7 @@ def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True, in_bucket
     """
     task, live = _make_task(config), LiveBytes("weights", on_gpu)
     with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths() if on_gpu else nullcontext(), live:
-        task.model.to_empty(device="cpu")
+        _allocate(task)
         step = PretrainingStep(task)
         live.label = "clip"
         return account(step, noise_clip(config, batch_size, torch.device("cpu")), live, in_buckets)
@@ -84,7 +85,7 @@ def count_flops(config: ModelConfig, batch_size: int) -> int:
     """Count the arithmetic of a step, with what activation checkpointing repeats."""
     task = _make_task(config)
     with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths(), FlopCounterMode(display=False) as flops:
-        task.model.to_empty(device="cpu")
+        _allocate(task)
         PretrainingStep(task)(noise_clip(config, batch_size, torch.device("cpu")))
     return flops.get_total_flops()
 
@@ -118,6 +119,14 @@ def _make_task(config: ModelConfig) -> Pretraining:
     nowhere: Any = SimpleNamespace(device=torch.device("meta"))  # FakeTensorMode cannot initialize: it has no values
     with nowhere.device:
         return Pretraining(make_config(config), None, nowhere)
+
+
+def _allocate(task: Pretraining) -> None:
+    """Give a task's weights, and those of its teacher, fake memory on the CPU."""
+    task.model.to_empty(device="cpu")
+    teacher = getattr(task.model.target, "teacher", None)
+    if isinstance(teacher, Teacher):
+        teacher.place(torch.device("cpu"))
 
 
 def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False) -> Account:
@@ -154,8 +163,9 @@ def label_parts(model: AdaMAE, live: "LiveBytes") -> None:
     def await_backward(_model: AdaMAE, _inputs: object, output: Any) -> None:
         output.loss.register_hook(enter("temporaries"))
 
-    teacher = getattr(model.target, "teacher", nn.Identity())
-    modules = (teacher, model.tokenizer, model.token_sampler, model.encoder, model.decoder)
+    teacher = getattr(model.target, "teacher", None)
+    first_part = teacher.encoder if isinstance(teacher, Teacher) else nn.Identity()
+    modules = (first_part, model.tokenizer, model.token_sampler, model.encoder, model.decoder)
     for part, module in zip(PARTS, modules, strict=False):
         module.register_forward_pre_hook(enter(part))
     model.decoder.register_forward_hook(enter("loss"))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from common.atomic_io import atomic_write, hash_file
 from common.errors import InputError
-from model.weights.weight_files import save_pickle, save_tensors
+from model.weights.tensor_files import save_pickle, save_tensors
 
 STATE_FILE = "train_state.json"
 # What damaged files make safetensors, pickle and torch raise.

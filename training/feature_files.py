@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from common.atomic_io import atomic_write
-from model.weights.weight_files import save_tensors
+from model.weights.tensor_files import save_tensors
 from shard_tools.inputs.location import import_pyarrow
 from shard_tools.plan import make_key
 from shard_tools.write import list_members

@@ -8,8 +8,10 @@ import jinja2
 from common.atomic_io import hash_file, write_text
 from common.logging import printable
 from model.state_dict import StateDict
+from model.weights.find_weights import find_file, run_of
 from model.weights.hub import TIMM_FILE
-from model.weights.pretrained import Weights, find_file, run_config, run_of, trained_rate
+from model.weights.pretrained import Weights
+from model.weights.read_config import run_config, trained_rate
 from training.config import changed_keys
 from training.report import read_metrics
 

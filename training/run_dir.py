@@ -25,7 +25,8 @@ from common.atomic_io import write_text
 from common.errors import InputError
 from common.locks import exclusive_lock
 from common.logging import log
-from model.weights.pretrained import find_file, run_config
+from model.weights.find_weights import find_file
+from model.weights.read_config import run_config
 from pipeline.reading.storage import is_remote
 from training.checkpoint import (
     TrainState,

@@ -12,12 +12,48 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from common import devices
 from common.atomic_io import hash_file
 from common.errors import InputError
 from model.config import ModelConfig
 from model.encoder import VideoEncoder
 from model.weights import pretrained
-from model.weights.weight_files import read_json
+from model.weights.find_weights import find_file
+from model.weights.tensor_files import read_json
+
+
+class Teacher:
+    """A frozen encoder, called like a function.
+
+    It is no nn.Module, so that a model that learns from it does not hold its weights. They move to where the clips are;
+    parameters are kept in bf16 where the device multiplies bf16.
+    """
+
+    def __init__(self, encoder: "VideoTeacher | ImageTeacher") -> None:
+        self.encoder = encoder.eval()
+        self.width = encoder.width
+        self.place(next(encoder.parameters()).device)
+
+    @torch.no_grad()
+    def __call__(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
+        """Compute the features of clips, in fp32 or bf16, on the teacher's own grid."""
+        if clip.device != self.device:
+            self.place(clip.device)
+        with torch.autocast(clip.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.encoder(clip)
+
+    def place(self, device: torch.device) -> None:
+        """Move the encoder to a device, with parameters of the type that is multiplied there.
+
+        Buffers stay in fp32: added positions make the residual stream fp32 too.
+        """
+        self.device = device
+        is_bf16 = devices.choose_precision(device, "bf16") == "bf16"
+        self.dtype = torch.bfloat16 if is_bf16 else torch.float32
+        for module in self.encoder.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(parameter.to(device, self.dtype), requires_grad=False))
+        self.encoder.to(device)
 
 
 class VideoTeacher(nn.Module):
@@ -32,6 +68,7 @@ class VideoTeacher(nn.Module):
             if wanted != given:
                 raise InputError(f"it takes clips of {key} {given}, and model.{key} is {wanted}: make them equal")
         self.encoder = VideoEncoder(trained, has_norm="encoder.norm.weight" in state)
+        self.width = trained.dimensions.encoder_width
         if not _is_structure_only():
             self.encoder.load_state_dict({name: state[name] for name in self.encoder.state_dict()})
 
@@ -54,28 +91,55 @@ class ImageTeacher(nn.Module):
             raise InputError(f"it takes RGB, and model.in_channels is {config.in_channels}")
         side = config.teacher_image_size
         size: dict[str, Any] = {} if side is None else {"img_size": side}
-        name = f"local-dir:{config.teacher}"
-        self.encoder: Any = timm.create_model(name, pretrained=not _is_structure_only(), num_classes=0, **size)
+        name_in_timm = f"local-dir:{config.teacher}"
+        self.encoder: Any = timm.create_model(name_in_timm, pretrained=not _is_structure_only(), num_classes=0, **size)
         known: Any = self.encoder.pretrained_cfg
         self.size = (side, side) if side else tuple(known["input_size"][1:])
         self.tubelet_size = config.tubelet_size
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(known[name]).view(3, 1, 1))
+        self.width = self._measure_width(name_in_timm, size)
+
+    def _measure_width(self, name: str, size: dict[str, Any]) -> int:
+        """Return the width of the features. Raise InputError if the encoder does not take such images or gives no grid.
+
+        A copy without memory computes a black image, which takes no time.
+        """
+        import timm
+
+        try:
+            with torch.device("meta"):
+                structure: Any = timm.create_model(name, num_classes=0, **size).eval()
+                return encode_images(structure, torch.zeros(1, 3, *self.size)).shape[3]
+        except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(
+                f"it does not take images of {self.size[1]}×{self.size[0]} pixels or gives no grid of features"
+                f" ({reason}): choose another one, or another model.teacher_image_size"
+            ) from error
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
         images = rearrange(clip[:, :: self.tubelet_size], "b t h w c -> (b t) c h w").float() / 255
         if images.shape[2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
-        features = self.encoder.forward_features((images - self.mean) / self.std)
-        if features.ndim == 3:
-            tokens = features[:, self.encoder.num_prefix_tokens :]
-            features = tokens.unflatten(1, (math.isqrt(tokens.shape[1]), -1))
-        elif getattr(self.encoder, "output_fmt", "NCHW") == "NCHW":  # not of a transformer with windows
-            features = features.movedim(1, -1)
+        features = encode_images(self.encoder, (images - self.mean) / self.std)
         return features.unflatten(0, (len(clip), -1))
 
 
-def make_teacher(config: ModelConfig) -> nn.Module | None:
+def encode_images(encoder: Any, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B h w D"]:
+    """Return the features of an image encoder of timm before it pools them, without its class and register tokens."""
+    features = encoder.forward_features(images)
+    if features.ndim == 3:
+        tokens = features[:, encoder.num_prefix_tokens :]
+        side = math.isqrt(tokens.shape[1])
+        return tokens.unflatten(1, (side, -1))
+    # A transformer with windows puts channels last already.
+    if getattr(encoder, "output_fmt", "NCHW") == "NCHW":
+        return features.movedim(1, -1)
+    return features
+
+
+def make_teacher(config: ModelConfig) -> Teacher | None:
     """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own; None
     where model.teacher is "".
 
@@ -87,7 +151,7 @@ def make_teacher(config: ModelConfig) -> nn.Module | None:
     if not path.exists():
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
     try:
-        return _choose_kind(path)(config)
+        return Teacher(_choose_kind(path)(config))
     except InputError as error:
         raise InputError(f"model.teacher={path} cannot be taken: {error}") from error
     except Exception as error:  # timm raises whatever its folders' contents lead to
@@ -101,7 +165,7 @@ def hash_teacher(config: ModelConfig) -> str:
         return ""
     path = Path(config.teacher)
     if _choose_kind(path) is VideoTeacher:
-        files = [pretrained.find_file(path)]
+        files = [find_file(path)]
     else:
         patterns = ("*.json", "*.safetensors", "*.bin", "*.pth", "*.pt")
         files = sorted(file for pattern in patterns for file in path.glob(pattern))

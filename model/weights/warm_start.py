@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.state_dict import StateDict, load_weights, select, shapes
+from model.state_dict import LEARNED_POSITIONS, StateDict, load_weights, select, shapes
 from model.weights import pretrained
-from model.weights.infer_config import LEARNED_POSITIONS
 
 ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one

@@ -18,7 +18,7 @@ from model.adamae import AdaMAE
 from model.channels import adapt_channels, prepare_clip
 from model.maps import reconstruct
 from model.weights import pretrained
-from model.weights.models import load_encoder
+from model.weights.load_model import load_encoder
 from model.weights.warm_start import warm_start
 from train import train
 from training.config import parse

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import from_external, to_external
+from model.weights.external_layouts import from_external, to_external
 
 CONFIG = ModelConfig(
     encoder_width=64, encoder_depth=2, encoder_heads=4, decoder_width=32, decoder_depth=2, decoder_heads=2,

@@ -12,9 +12,9 @@ from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVide
 from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import ModelConfig
-from model.weights.layouts import from_external
-from model.weights.models import load_encoder
-from model.weights.pretrained import HUGGINGFACE_KEYS
+from model.weights.external_layouts import from_external
+from model.weights.load_model import load_encoder
+from model.weights.read_config import HUGGINGFACE_KEYS
 
 CONFIG = small(masking="random")
 

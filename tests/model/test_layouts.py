@@ -13,8 +13,8 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import SIZES, ModelConfig
 from model.weights import pretrained
-from model.weights.infer_config import infer_config
-from model.weights.layouts import from_external, to_external
+from model.weights.external_layouts import from_external, to_external
+from model.weights.read_config import infer_config
 
 LAYOUTS = ["adamae", "videomae", "huggingface"]
 

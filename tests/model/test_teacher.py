@@ -18,7 +18,7 @@ from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.maps import reconstruct
 from model.targets import Target, fit_to_grid, make_target
-from model.weights.models import load_adamae, load_encoder
+from model.weights.load_model import load_adamae, load_encoder
 from model.weights.pretrained import load, make_metadata, save
 from model.weights.teachers import hash_teacher, make_teacher
 from training.parallelize import compile_in_place
@@ -123,8 +123,9 @@ def test_features_are_averaged_or_interpolated() -> None:
 def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Path) -> None:
     config = teach(own, masking="random")
     model, clip = student_of(config), random_clip(config)
-    teacher = model.target.teacher
+    teacher = model.target.teacher.encoder
     assert not any("teacher" in name or name.startswith("target") for name in model.state_dict())
+    assert not list(model.target.parameters())
     before = [value.clone() for value in teacher.parameters()]
     optimizer = torch.optim.AdamW([*model.parameters(), *teacher.parameters()], lr=3e-3)
     losses = []
@@ -154,15 +155,19 @@ def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
     torch.testing.assert_close(step(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_teacher_moves_with_the_model_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
+def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
+    monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: "fp32")
+    clip = random_clip(teach(own))
+    exact = student_of(teach(own)).target.prepare(clip)
     monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: wanted)
-    model = student_of(teach(own)).to("cpu")
-    assert {value.dtype for value in model.target.teacher.parameters()} == {torch.bfloat16}
+    model = student_of(teach(own))
+    encoder = model.target.teacher.encoder
+    assert {value.dtype for value in encoder.parameters()} == {torch.bfloat16}
+    assert {value.dtype for value in encoder.buffers()} == {torch.float32}
     assert {value.dtype for value in model.parameters()} == {torch.float32}
-    exact = student_of(teach(own)).target.prepare(random_clip(model.config))
-    assert (model.target.prepare(random_clip(model.config)) - exact).abs().max() < 0.03 * exact.abs().max()
-    with torch.device("meta"):
-        assert {value.device.type for value in student_of(teach(own)).target.teacher.parameters()} == {"meta"}
+    assert (model.target.prepare(clip) - exact).abs().max() < 0.03 * exact.abs().max()
+    model.target.teacher.place(torch.device("meta"))
+    assert {value.device.type for value in encoder.state_dict().values()} == {"meta"}
 
 
 def test_a_digest_is_of_the_contents(own: Path, timm_vit: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from model.adamae import AdaMAE
 from model.classifier import VideoClassifier
 from model.config import Grid
 from model.weights import pretrained
-from model.weights.layouts import to_external
-from model.weights.models import load_adamae, load_encoder
+from model.weights.external_layouts import to_external
+from model.weights.load_model import load_adamae, load_encoder
 from model.weights.warm_start import adapt_weights, warm_start
 
 POSITIONS = "token_sampler.positions"

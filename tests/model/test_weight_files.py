@@ -19,8 +19,8 @@ from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
 from model.weights import pretrained
-from model.weights.layouts import to_external
-from model.weights.weight_files import read_state_dict, save_tensors
+from model.weights.external_layouts import to_external
+from model.weights.tensor_files import read_state_dict, save_tensors
 
 CONFIG = ModelConfig(
     size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75

@@ -7,7 +7,7 @@ from PIL import Image
 
 import preview
 from figures.sheet import GAP, Layout, Row
-from model.weights.pretrained import run_config
+from model.weights.read_config import run_config
 
 
 def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys) -> None:

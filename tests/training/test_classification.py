@@ -16,8 +16,10 @@ from common.errors import InputError
 from evaluate import evaluate, parse_arguments
 from model.classifier import Probe, VideoClassifier
 from model.config import ModelConfig
-from model.weights.models import load_encoder
-from model.weights.pretrained import find_file, make_metadata, read_state_dict, save
+from model.weights.find_weights import find_file
+from model.weights.load_model import load_encoder
+from model.weights.pretrained import make_metadata, save
+from model.weights.tensor_files import read_state_dict
 from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from train import train

@@ -1,5 +1,6 @@
 """Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.config import ModelConfig
-from model.weights.layouts import to_external
-from model.weights.pretrained import config_of_run, run_config
+from model.weights.external_layouts import to_external
+from model.weights.pretrained import save
+from model.weights.read_config import config_of_run, run_config
 from train import train
 from training import remote_run
 from training.config import TrainConfig
@@ -157,3 +159,31 @@ def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run
     assert (config.model.patch_size, config.model.image_size) == (16, 64), "what the command line says stays"
     assert config.model.num_frames == source.num_frames, "and what it does not say is the source's, clips too"
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["external.safetensors", "external.pth"])
+def test_the_shape_of_a_model_is_learned_without_its_numbers(name: str, arguments: list[str], tmp_path: Path) -> None:
+    """All of them are NaN, and the file of safetensors is 64 GiB, nearly all of which is a hole."""
+    shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
+    weights = to_external(AdaMAE(shape).state_dict(), "adamae")
+    path = tmp_path / name
+    save(path, {name: torch.full_like(value, torch.nan) for name, value in weights.items()})
+    if path.suffix == ".safetensors":
+        add_hole(path)
+    config = load_config(labeled(arguments, path))
+    assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
+    assert config.model.dimensions[:3] == shape.dimensions[:3]
+
+
+def add_hole(file: Path) -> None:
+    """Add a tensor of 64 GiB that takes no room on the disk."""
+    contents = file.read_bytes()
+    end = 8 + int.from_bytes(contents[:8], "little")
+    header = json.loads(contents[8:end])
+    start = len(contents) - end
+    header["hole"] = {"dtype": "F32", "shape": [2**17, 2**17], "data_offsets": [start, start + 2**36]}
+    text = json.dumps(header).encode()
+    text = text.ljust(len(text) + -len(text) % 8)
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text + contents[end:])
+        opened.truncate(8 + len(text) + start + 2**36)

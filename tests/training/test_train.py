@@ -16,6 +16,7 @@ from runs import is_same, load_weights, read_rows, saved_steps
 
 from common.errors import InputError
 from model.weights import pretrained
+from model.weights.read_config import run_config
 from pipeline.planning.plan import PlanRow, TrainingPlan
 from train import train
 from training.config import parse
@@ -34,7 +35,7 @@ def test_a_run_directory_holds_config_checkpoints_and_metrics(tiny_run, tmp_path
     assert (tiny_run / "report.html").is_file()
     assert list((tiny_run / "tensorboard").glob("events*"))
     weights = shutil.copy(tiny_run / "checkpoints/step-00000006/model.safetensors", tmp_path)
-    assert vars(pretrained.load(Path(weights)).config) == pretrained.run_config(tiny_run)["model"]
+    assert vars(pretrained.load(Path(weights)).config) == run_config(tiny_run)["model"]
     assert [row["step"] for row in read_rows(tiny_run)] == [1, 2, 3, 4, 5, 6]
     names = ("reconstruction_loss", "sampling_loss", "sampler_entropy", "lr", "grad_norm", "clips_per_second")
     assert all(torch.tensor([row[name] for name in names]).isfinite().all() for row in read_rows(tiny_run))

@@ -8,10 +8,9 @@ from typing import Any
 from common.errors import InputError
 from model.adamae import AdaMAE
 from model.encoder import VideoEncoder
-from model.state_dict import load_weights
+from model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, load_weights
 from model.targets import make_target
 from model.weights import pretrained
-from model.weights.infer_config import LEARNED_POSITIONS
 from model.weights.teachers import make_teacher
 from model.weights.warm_start import CLIP, adapt_weights
 
@@ -39,5 +38,5 @@ def load_encoder(path: str | Path, **changes: Any) -> VideoEncoder:
     """
     state, config, *_ = pretrained.load(path)
     encoder = VideoEncoder(replace(config, **changes), "encoder.norm.weight" in state, LEARNED_POSITIONS in state)
-    load_weights(encoder, adapt_weights(state, config, encoder.config), (*pretrained.ENCODER_PARTS, "token_sampler."))
+    load_weights(encoder, adapt_weights(state, config, encoder.config), (*ENCODER_PARTS, "token_sampler."))
     return encoder.eval()

@@ -7,6 +7,7 @@ round trips are exact.
 
 import math
 import re
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from common.errors import InputError
-from model.state_dict import StateDict
-from model.weights.infer_config import LEARNED_POSITIONS, TOKENIZER
+from common.logging import log_note
+from model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, TOKENIZER, StateDict, select
 
 Names = dict[str, str]  # external -> internal
 LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
@@ -100,6 +101,17 @@ def from_external(state_dict: StateDict) -> StateDict:
         if all(part in state and state[part].shape == state[name].shape for part in parts):
             state[name.replace("query", "qkv")] = torch.cat([state.pop(part) for part in parts])
     return state
+
+
+def to_own_layout(state_dict: StateDict, file: Path) -> StateDict:
+    """Convert the weights in `file` to the layout of this project, unless they are in it already, without a decoder
+    that cannot follow their encoder."""
+    if not any(name.startswith("tokenizer.") for name in state_dict):
+        state_dict = from_external(state_dict)
+    if is_pretraining(state_dict) and "encoder.norm.weight" not in state_dict:
+        log_note(f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out")
+        return select(state_dict, ENCODER_PARTS)
+    return state_dict
 
 
 def to_external(
