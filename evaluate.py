@@ -73,15 +73,8 @@ from pipeline.reading.storage import is_remote
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import (
-    Evaluator,
-    HeldOut,
-    Predictions,
-    check_classes,
-    knn_top1,
-    majority_top1,
-    read_features,
-)
+from training.evaluation import Evaluator, Predictions, check_classes, majority_top1
+from training.held_out import HeldOut, knn_top1, read_features
 from training.remote_run import local_run
 from training.startup_warnings import count_shared_videos
 from training.summary import describe_scores, interpret_scores

@@ -28,7 +28,8 @@ from model.weights.load_model import load_encoder
 from pipeline.config import DataConfig
 from pipeline.planning.crops import FrameSize
 from pipeline.shards.dataset import ShardDataset
-from training.evaluation import check_labels, knn_top1, read_features
+from training.evaluation import check_labels
+from training.held_out import knn_top1, read_features
 from training.remote_run import local_run
 from training.video_windows import WindowReader
 

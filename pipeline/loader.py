@@ -149,9 +149,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def microbatches(self, step: int) -> Iterator[Batch]:
         """Yield this rank's batches of an optimizer step. Steps in a row are read from the same prefetched stream."""
         if step != self._next_step:
-            self._stream = self.batches(step * self._plan.passes)
+            self._stream = self.batches(step * self._plan.microbatches_per_step)
         self._next_step = step + 1
-        for left in range(self._plan.passes, 0, -1):
+        for left in range(self._plan.microbatches_per_step, 0, -1):
             yield replace(next(self._stream), is_last=left == 1)
 
     def batches(self, first: int) -> Iterator[Batch]:

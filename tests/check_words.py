@@ -31,7 +31,7 @@ INSTEAD = {
     "HostClips|DecodeJob": "Chunk, ChunkResult",
     "label_of_all|is_late|ShardOf|COPIED": "constant_label, timed_out, ShardLookup, ROW_FIELDS",
     "RoleChooser|Choices|_say_the_same": "ColumnDetector, ListOptions, are_equivalent",
-    "start_max|at_once|is_deferred": "async_max, allow_interrupt, defer",
+    "start_max|at_once|is_deferred": "begin_max, allow_interrupt, defer",
     "one's own|of one's": "your own",
 }
 LETTERS = r"(?<![A-Za-z]){}(?![A-Za-z])"  # also between underscores

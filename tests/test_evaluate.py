@@ -36,7 +36,8 @@ from pipeline.shards.dataset import ShardDataset
 from train import train
 from training.config import TrainConfig, parse
 from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, average_precision, knn_top1
+from training.evaluation import Evaluator, Predictions, average_precision
+from training.held_out import knn_top1
 from training.logger import read_rows
 from training.summary import interpret_scores
 

@@ -23,7 +23,7 @@ from model.weights.load_model import load_encoder
 from pipeline.decoding.video import Video
 from pipeline.planning.crops import FrameSize
 from shard_tools import make_shards
-from training.evaluation import read_features
+from training.held_out import read_features
 from training.video_windows import make_scaler
 
 CONFIG = ModelConfig(

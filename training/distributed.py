@@ -90,12 +90,14 @@ class Distributed:
         dist.all_gather_object(values, value, group=self._host_group)
         return values
 
-    def async_max(self, number: Callable[[], int]) -> Callable[[], int]:
-        """Start reducing one byte beside other work; the function returned waits for it, and gives the highest of all
-        ranks. A single rank asks when the function is called."""
+    def begin_max(self, choose_number: Callable[[], int]) -> Callable[[], int]:
+        """Start to find the largest number, 0 to 255, that ranks choose now; return a function that waits for it.
+
+        It is reduced beside other work. A single rank waits for nobody, and chooses when the function is called.
+        """
         if self._host_group is None:
-            return number
-        value = torch.tensor([number()], dtype=torch.uint8)
+            return choose_number
+        value = torch.tensor([choose_number()], dtype=torch.uint8)
         work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
 
         def wait() -> int:

@@ -5,7 +5,6 @@ checkpoint holds has been logged.
 """
 
 import dataclasses
-import gc
 import hashlib
 import json
 import resource
@@ -62,10 +61,8 @@ class Logger:
         self._slow_ranks: set[int] = set()  # that have been named
 
     def __enter__(self) -> "Logger":
-        gc.freeze()  # half a million objects of imported modules, whose scan would take 0.3 s in the middle of a step
         total, is_main = self.schedule.total_steps, self.dist.is_main
         with ExitStack() as stack:
-            stack.callback(gc.unfreeze)
             if is_main:
                 self._open_files(stack)
             self._bar = stack.enter_context(
@@ -79,7 +76,7 @@ class Logger:
             self._closing.__exit__(*raised)
 
     def _open_files(self, stack: ExitStack) -> None:
-        """What a killed run logged after its last checkpoint will be logged again, and is dropped."""
+        """Open what the main rank writes. Drop what a killed run logged after its checkpoint: it is logged again."""
         rows = (row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step)
         write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
         if self.config.wandb:
@@ -116,7 +113,7 @@ class Logger:
             "peak_memory_gib": peak_memory_gib(self.dist.device),
         }
         row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
-        self.scalars(step, row)
+        self.write_scalars(step, row)
         if step > self.start_step + FIRST_STEPS:
             self._name_slow_rank([wait for _, wait, _ in ranks], [host for *_, host in ranks])
         shown = {"loss": row.get("reconstruction_loss", row["loss"]), "clips/s": row["clips_per_second"]}
@@ -136,7 +133,7 @@ class Logger:
             line = f"note: rank {rank} on {hosts[rank]} slows down the others: it waits {wait:.0%} of the time for data"
             self._say([f"{line}, the median rank {median:.0%}: are its disk, network or CPU slower, or shared?"])
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step."""
         if not self.dist.is_main:
             return
@@ -146,12 +143,12 @@ class Logger:
             for name, value in values.items():
                 self._board.add_scalar(name if "/" in name else f"train/{name}", value, step)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of an evaluation, also in words above the progress bar."""
-        self.scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
+        self.write_scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
         self._say([f"step {step:,}: {describe_scores(metrics)}"])
 
-    def image(self, step: int, name: str, image: Image.Image) -> None:
+    def write_image(self, step: int, name: str, image: Image.Image) -> None:
         """Write an image of one step in the main rank; the newest of its name also lies in the run's figures/."""
         with name_disk_errors(self.run.path):
             (figures := self.run.path / "figures").mkdir(exist_ok=True)

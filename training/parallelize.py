@@ -85,15 +85,15 @@ def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> N
     model.compile(**options)
 
 
-def check_graphs(how: Compile, device_type: str, passes: int) -> None:
+def check_graphs(how: Compile, device_type: str, microbatches_per_step: int) -> None:
     """Raise InputError where compile=reduce-overhead does not work: a graph's gradients lie in its own memory, which
     the next forward pass of the same step would overwrite."""
     if how != "reduce-overhead":
         return
     if device_type != "cuda":
         raise InputError("compile=reduce-overhead needs a GPU: use compile=true on a CPU")
-    if passes > 1:
+    if microbatches_per_step > 1:
         raise InputError(
-            f"compile=reduce-overhead takes one forward pass per step, and batch_size makes {passes} of it: raise"
-            " batch_size, or set compile=true"
+            "compile=reduce-overhead takes one forward pass per step, and batch_size makes"
+            f" {microbatches_per_step} of it: raise batch_size, or set compile=true"
         )

@@ -98,7 +98,7 @@ class RunDir:
     def __enter__(self) -> "RunDir":
         with ExitStack() as stack:
             if self.dist.is_main:
-                self._hold(stack)
+                self._lock(stack)
             self.dist.barrier()
             if self.remote is not None and self.dist.is_node_main and not self.dist.is_main:
                 self.remote.fetch()  # on a node of its own
@@ -157,7 +157,7 @@ class RunDir:
         copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
         self.writer.start(lambda: self._write(state, weights, moments, metadata, copied))
 
-    def _hold(self, stack: ExitStack) -> None:
+    def _lock(self, stack: ExitStack) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))

@@ -10,7 +10,7 @@ from pipeline.config import DEFAULT_STRIDE, DataConfig
 from pipeline.planning.plan import frame_step, largest_stride
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
-from training.evaluation import has_same_classes
+from training.held_out import has_same_classes
 
 MAX_CHECKED = 2**20  # videos of each dataset; shards hold them in random order
 MAX_SOURCES = 2**14  # likewise; the names of as many are read in .4 s

@@ -48,7 +48,7 @@ class ClipPlan(Protocol):
     frame_size: FrameSize
     batch_size: int  # the most rows of a batch
     crops_per_decode: int
-    passes: int  # batches of this rank per step
+    microbatches_per_step: int  # of this rank
 
     def positions(self, batch: int) -> Sequence[int]:
         """List the positions of this process's clips in a batch, in order; none when the plan has ended."""
@@ -90,14 +90,14 @@ class TrainingPlan(ClipPlan):
             raise InputError(
                 f"batch_size is {batch_size}: give at least {batch_multiple}, as so many clips stay in one batch"
             )
-        self._passes = split_step(self.global_batch, batch_size, batch_multiple, world_size, rank)
-        self.passes = len(self._passes)
-        self.batch_size = max(map(len, self._passes))
+        self._microbatches = split_step(self.global_batch, batch_size, batch_multiple, world_size, rank)
+        self.microbatches_per_step = len(self._microbatches)
+        self.batch_size = max(map(len, self._microbatches))
         self._dataset, self._config, self._seed = dataset, config, seed
         check_strides(dataset, config)
         step_size = self.global_batch // self.crops_per_decode
         share_of_node = step_size // config.canonical_nodes or 1
-        served = {clip // self.crops_per_decode // share_of_node for clips in self._passes for clip in clips}
+        served = {clip // self.crops_per_decode // share_of_node for clips in self._microbatches for clip in clips}
         self._order = SampleOrder(dataset, config, seed, step_size, len(served))
 
     @property
@@ -105,9 +105,9 @@ class TrainingPlan(ClipPlan):
         return self._order.epoch_size * self.crops_per_decode
 
     def positions(self, batch: int) -> range:
-        step, number = divmod(batch, self.passes)
+        step, number = divmod(batch, self.microbatches_per_step)
         first = step * self.global_batch
-        return range(first + self._passes[number].start, first + self._passes[number].stop)
+        return range(first + self._microbatches[number].start, first + self._microbatches[number].stop)
 
     def samples(self, batch: int) -> list[int]:
         crops = self.crops_per_decode
@@ -162,7 +162,8 @@ class EvaluationPlan(ClipPlan):
         if batch_size % num_spatial:
             raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
         self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
-        self.batch_size, self.crops_per_decode, self.passes = batch_size, num_spatial, 1
+        self.batch_size, self.crops_per_decode = batch_size, num_spatial
+        self.microbatches_per_step = 1
         self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
         self._rank, self._world_size = rank, world_size
         check_strides(dataset, config)

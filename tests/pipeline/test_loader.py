@@ -93,7 +93,7 @@ def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
     """Steps in a row read on from one stream; any other step starts a new one."""
     config = DataConfig(frame_stride=1, decoder=decoder)
     with open_loader(vp9, config, batch_size=2, global_batch=6) as (plan, loader):
-        assert plan.passes == 3
+        assert plan.microbatches_per_step == 3
         for step in (5, 6, 2, 3):
             batches = list(loader.microbatches(step))
             check_frames(batches, plan, vp9, first=step * 3)

@@ -86,7 +86,11 @@ def test_every_world_size_sees_the_same_global_order(
     shape = {"batch_size": 4, "global_batch": 12, "world_size": world}
     ranks = [make_plan(dataset, config, seed=seed, rank=rank, **shape) for rank in range(world)]
     for step in range(4):
-        taken = [row for plan in ranks for m in range(plan.passes) for row in plan.batch(step * plan.passes + m)]
+        taken = []
+        for plan in ranks:
+            first = step * plan.microbatches_per_step
+            for microbatch in range(first, first + plan.microbatches_per_step):
+                taken += plan.batch(microbatch)
         assert sorted(taken, key=lambda row: row.position) == alone[12 * step : 12 * (step + 1)]
     assert [row.position for row in alone] == list(range(48))
 

@@ -32,7 +32,7 @@ def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: 
 def test_a_single_rank_answers_when_it_is_asked() -> None:
     number = 1
     with Distributed("cpu") as alone:
-        wait = alone.async_max(lambda: number)
+        wait = alone.begin_max(lambda: number)
         number = 2
         assert wait() == 2
         assert alone.gather(3) == [3]

@@ -9,11 +9,11 @@ from model.adamae import AdaMAE
 from pipeline.shards.dataset import ShardDataset
 from training.config import parse
 from training.distributed import Distributed
-from training.evaluation import (
+from training.evaluation import majority_top1
+from training.held_out import (
     HeldOut,
     find_allowed_neighbors,
     knn_top1,
-    majority_top1,
     make_thumbnails,
     rankme,
 )

@@ -39,7 +39,7 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
             logger.step(step, scalars(loss))
         logger.flush(3)
         logger.flush(3)
-        logger.scalars(3, {"evaluation/rankme": 7.0})
+        logger.write_scalars(3, {"evaluation/rankme": 7.0})
     rows = list(read_rows(tmp_path / "metrics.jsonl"))
     assert [(row["step"], row.get("loss")) for row in rows] == [(2, 2.0), (3, 5.0), (3, None)]
     assert rows[2]["evaluation/rankme"] == 7
@@ -53,7 +53,7 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
 
 def test_an_evaluation_is_said_in_words(tmp_path, capsys) -> None:
     with make_logger(tmp_path) as logger:
-        logger.evaluation(3, {"reconstruction_loss": 0.9, "num_videos": 63})
+        logger.write_evaluation(3, {"reconstruction_loss": 0.9, "num_videos": 63})
     assert "step 3: held-out loss 0.900, 63 videos\n" in capsys.readouterr().err
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     with make_logger(tmp_path, "wandb=true") as logger:
-        logger.scalars(1, {"loss": 0.5})
+        logger.write_scalars(1, {"loss": 0.5})
     wandb.tensorboard.unpatch()
     (file,) = tmp_path.rglob("*.wandb")
     assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60), "wandb's service writes when it has the time"

@@ -20,7 +20,8 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import Evaluator, HeldOut, check_classes, check_labels
+from training.evaluation import Evaluator, check_classes, check_labels
+from training.held_out import HeldOut
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -155,4 +156,4 @@ class Classification(Task):
         elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
             self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
             found = self.baselines | found
-        log.evaluation(step, found)
+        log.write_evaluation(step, found)

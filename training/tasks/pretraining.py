@@ -19,7 +19,7 @@ from pipeline.loader import Batch
 from pipeline.shards.dataset import ShardDataset
 from training.config import TrainConfig
 from training.distributed import Distributed
-from training.evaluation import HeldOut
+from training.held_out import HeldOut
 from training.logger import Logger
 from training.optimizer import parameter_groups
 from training.remote_run import local_run
@@ -65,7 +65,7 @@ class Pretraining(Task):
 
     def evaluate(self, step: int, log: Logger) -> None:
         if self.held_out is not None:
-            log.evaluation(step, self.held_out.evaluate(self.model, self.dist))
+            log.write_evaluation(step, self.held_out.evaluate(self.model, self.dist))
 
     def plot(self, step: int, log: Logger) -> None:
         if self.plotted is None:
@@ -76,4 +76,4 @@ class Pretraining(Task):
             with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
                 maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
             figure = render_figure([*make_rows(maps, clip.title).values()], self.config.model, clip.times, PLOT_WIDTH)
-            log.image(step, clip.name, figure)
+            log.write_image(step, clip.name, figure)
