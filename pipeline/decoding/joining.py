@@ -16,7 +16,8 @@ from jaxtyping import UInt8
 
 from pipeline.planning.plan import PlanRow
 from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice, read_fragments
+from pipeline.shards.gops import VideoSlice
+from pipeline.shards.mp4 import read_fragments
 
 CLIPS_PER_VIDEO = 8  # beyond, what opening a video costs is little beside its frames
 OF_64_BITS = 1  # version of the box tfdt

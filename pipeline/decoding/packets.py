@@ -16,7 +16,7 @@ import av
 from av.video.codeccontext import VideoCodecContext
 
 from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
-from pipeline.shards.gops import read_fragments
+from pipeline.shards.mp4 import read_fragments
 
 IDENTITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # the matrix of an upright picture
 NUM_MATRICES = 2  # of a movie and of its track

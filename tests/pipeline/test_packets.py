@@ -11,7 +11,8 @@ from made_videos import KINDS, cut_video, encode, store
 
 from pipeline.decoding.packets import IDENTITY, read_header
 from pipeline.decoding.video import Video, count_turns
-from pipeline.shards.gops import VideoSlice, read_fragments
+from pipeline.shards.gops import VideoSlice
+from pipeline.shards.mp4 import read_fragments
 from pipeline.video_error import VideoError
 from shard_tools.codecs import CODECS
 

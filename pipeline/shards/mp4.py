@@ -1,0 +1,118 @@
+"""The boxes of fragmented MP4 that tell where its groups of pictures lie.
+
+A fragment is a box `moof`, which describes frames, and a box `mdat` with their bytes (ISO/IEC 14496-12, 8.8). FFmpeg
+writes one track and one run of frames (`trun`) a fragment; other files are refused.
+"""
+
+import struct
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.shards.arrays import Buffer
+
+# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
+NOT_A_KEY_FRAME = 0x10000
+DEFAULT_DURATION, DEFAULT_SIZE, DEFAULT_FLAGS = 0x8, 0x10, 0x20
+TFHD = {0x1: "Q", 0x2: "I", DEFAULT_DURATION: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
+DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
+TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
+DURATION, SIZE, FLAGS, COMPOSITION_OFFSET = 0x100, 0x200, 0x400, 0x800
+# The fields of each frame in trun, behind the fields of the whole run.
+OF_EACH_FRAME = (DURATION, SIZE, FLAGS, COMPOSITION_OFFSET)
+# A box begins with its size and its kind, of 32 bits each. FFmpeg writes no box with a 64-bit size inside of moof.
+HEADER_BYTES = 8
+
+
+class Fragment(NamedTuple):
+    """A group of pictures in a fragmented MP4; offsets are bytes of the file."""
+
+    start: int
+    num_frames: int
+    # One a frame, in the order of presentation; None if frames are shown in another order than they are stored in, or
+    # their sizes do not add up.
+    packets: tuple[slice, ...] | None
+    # In the time scale of the video; 0 if the boxes do not tell it.
+    duration: int
+    # The content of the box tfdt, which tells when the fragment begins: a version of four bytes, then the time.
+    time: int | None
+
+
+class Box(NamedTuple):
+    """A box of an MP4, from its header to its last byte; offsets are bytes of the file."""
+
+    kind: bytes
+    start: int
+    end: int
+
+
+def read_fragments(data: Buffer) -> Iterator[Fragment]:
+    """Yield the fragments of an MP4.
+
+    Raise ValueError or struct.error if one does not begin with a key frame or is not whole.
+    """
+    boxes = list(read_boxes(data, 0, len(data)))
+    kinds = [box.kind for box in boxes]
+    num_before = kinds.index(b"moof") if b"moof" in kinds else len(boxes)
+    moofs = boxes[num_before::2]
+    mdats = boxes[num_before + 1 :: 2]
+    if b"moov" not in kinds[:num_before] or len(moofs) != len(mdats):
+        raise ValueError("no fragments")
+    for moof, mdat in zip(moofs, mdats, strict=True):
+        if moof.kind != b"moof" or mdat.kind != b"mdat":
+            raise ValueError("not only fragments")
+        (track,) = [box for box in read_boxes(data, moof.start + HEADER_BYTES, moof.end) if box.kind == b"traf"]
+        yield _read_track(data, moof, track, mdat.end)
+
+
+def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
+    """Read a track's part of a fragment."""
+    boxes = list(read_boxes(data, track.start + HEADER_BYTES, track.end))
+    (header,) = [box.start + HEADER_BYTES for box in boxes if box.kind == b"tfhd"]
+    (run,) = [box.start + HEADER_BYTES for box in boxes if box.kind == b"trun"]
+    times = [box.start + HEADER_BYTES for box in boxes if box.kind == b"tfdt"]
+    # Both boxes begin with 8 bits of version and 24 bits that announce fields.
+    header_bits, _track = struct.unpack_from(">II", data, header)
+    defaults, _ = _read_fields(data, header + 8, header_bits, TFHD)
+    run_bits, num_frames = struct.unpack_from(">II", data, run)
+    fields, table_start = _read_fields(data, run + 8, run_bits, TRUN)
+    first_byte = moof.start + fields.get(DATA_OFFSET, 0)
+    if not 0 < num_frames <= mdat_end - first_byte:
+        raise ValueError("a fragment without frames, or with fewer bytes than frames")
+    columns = [bit for bit in OF_EACH_FRAME if run_bits & bit]
+    table = np.frombuffer(data, ">u4", num_frames * len(columns), table_start).reshape(num_frames, len(columns))
+    frames = dict(zip(columns, table.T.tolist(), strict=True))
+
+    first_flags = frames[FLAGS][0] if FLAGS in frames else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    if fields.get(FIRST_FLAGS, first_flags) & NOT_A_KEY_FRAME:
+        raise ValueError("a fragment does not begin with a key frame")
+
+    sizes = frames.get(SIZE, [defaults.get(DEFAULT_SIZE, 0)] * num_frames)
+    ends = list(accumulate(sizes, initial=first_byte))
+    packets = None
+    if ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in frames:
+        packets = tuple(slice(start, end) for start, end in pairwise(ends))
+    durations = frames.get(DURATION, [defaults.get(DEFAULT_DURATION, 0)] * num_frames)
+    return Fragment(moof.start, num_frames, packets, sum(durations), times[0] if times else None)
+
+
+def _read_fields(data: Buffer, start: int, bits: int, layout: dict[int, str]) -> tuple[dict[int, int], int]:
+    """Return those fields of `layout` that `bits` announce, by their bits, and the offset behind them."""
+    fields = [bit for bit in layout if bits & bit]
+    form = struct.Struct(">" + "".join(layout[bit] for bit in fields))
+    values = form.unpack_from(data, start)
+    return dict(zip(fields, values, strict=True)), start + form.size
+
+
+def read_boxes(data: Buffer, start: int, end: int) -> Iterator[Box]:
+    """Yield the boxes between two offsets; raise ValueError where they do not fill them."""
+    while start < end:
+        size, kind = struct.unpack_from(">I4s", data, start)
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start + HEADER_BYTES)
+        if size < HEADER_BYTES or start + size > end:
+            raise ValueError("a box is not whole")
+        yield Box(kind, start, start + size)
+        start += size
