@@ -33,10 +33,10 @@ PACKAGES = {"PyTorch": "torch", "Triton": "triton", "PyAV": "av", "DALI": "nvidi
 OPTIONAL = "nvidia.dali"
 CONFIGURED = "this configuration"
 OTHER_WAYS: dict[str, dict[str, Any]] = {  # of loading, by their overrides
-    "data.repeats=1": {"decoder": "auto", "dali_share": None, "repeats": 1},
-    "data.repeats=2": {"decoder": "auto", "dali_share": None, "repeats": 2},
-    "data.decoder=dali": {"decoder": "dali", "dali_share": None, "repeats": 1},
-    "data.dali_share=auto": {"decoder": "auto", "dali_share": "auto", "repeats": 1},
+    "data.repeats=1": {"decoder": "pyav", "repeats": 1},
+    "data.repeats=2": {"decoder": "pyav", "repeats": 2},
+    "data.decoder=dali": {"decoder": "dali", "repeats": 1},
+    "data.decoder=auto": {"decoder": "auto", "repeats": 1},
 }
 CPU_BATCH = 2  # clips of a batch on a CPU, where a full one may take minutes
 MIN_CLIPS = 8  # measured even if they take longer than --seconds
@@ -144,7 +144,7 @@ class PlannedRun:
         """Return how clips could be loaded: as configured, and in the other ways that there are on this device."""
         configured = replace(self.config.data, canonical_nodes=1)
         others = {way: replace(configured, **changes) for way, changes in OTHER_WAYS.items()}
-        possible = {way: data for way, data in others.items() if self.on_gpu or "dali" not in way}
+        possible = {way: data for way, data in others.items() if self.on_gpu or data.decoder == "pyav"}
         return {CONFIGURED: configured} | {way: data for way, data in possible.items() if data != configured}
 
 
@@ -307,7 +307,7 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
     if run.on_gpu:
         cores = count_cpus()
         busy = min(run.config.data.workers, cores)
-        by_pyav = [way for way, data in run.list_ways().items() if data.decoder != "dali" and not data.dali_share]
+        by_pyav = [way for way, data in run.list_ways().items() if data.decoder == "pyav"]
         needed = ", ".join(f"{math.ceil(busy * run.step_speed / speeds[way])} with {way}" for way in by_pyav)
         per_gpu = cores / torch.cuda.device_count()
         yield f"CPU cores per GPU that load as fast as a step: {needed}; there are {per_gpu:.3g} per GPU"

@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_videos(["h264", "mjpeg", "copy"])
     parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
-    of_own = "of this loader; auto: both, by data.dali_share=auto"
+    of_own = "of this loader; auto: whole batches go to whoever is free"
     parser.add_argument("--decoders", nargs="+", choices=("pyav", "dali", "auto"), default=["pyav"], help=of_own)
     options = parser.parse_args(arguments)
     device = choose_device()
@@ -169,8 +169,7 @@ def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tup
     plan = make_plan(dataset, DataConfig(), case.batch_size)
     if case.loader == "adamae":
         config = DataConfig(
-            decoder=case.decoder, repeats=case.repeats,  # type: ignore[arg-type]
-            num_workers=count_cpus(), dali_share="auto" if case.decoder == "auto" else None,
+            decoder=case.decoder, repeats=case.repeats, num_workers=count_cpus(),  # type: ignore[arg-type]
         )  # fmt: skip
         with open_loader(folder, config, case.batch_size, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), columns

@@ -77,6 +77,11 @@ class ClipMemory:
     def fileno(self) -> int:
         return self._file
 
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block, and the distance between two of them in the file."""
+        return self.layout.block_bytes
+
     def acquire(self, pin: bool = False) -> tuple[int, UInt8[np.ndarray, " bytes"]]:
         """Return a block and its number; it is nobody else's until nothing refers to the array, or a part of it.
 

@@ -54,12 +54,9 @@ class DataConfig:
     canonical_nodes: int = option(1, at_least=1)
     """disjoint shard streams per step, for many nodes on object storage: see docs/clusters.md"""
 
-    decoder: Decoder = option("auto", free=True)
-    """auto: PyAV (FFmpeg, on CPU cores), and DALI (NVDEC on GPUs) for data.dali_share of the clips; dali, pyav: only
-    that one"""
-    dali_share: float | Literal["auto"] | None = option(None, at_least=0, at_most=1, free=True)
-    """fraction of the suitable clips that DALI decodes, PyAV the rest; auto: as many as the decode workers are behind;
-    null: 1 if data.decoder is dali, otherwise 0"""
+    decoder: Decoder = option("pyav", free=True)
+    """pyav: FFmpeg, on CPU cores; dali: NVDEC on GPUs, and PyAV for videos that do not suit it; auto: PyAV, and DALI
+    for whole batches where the decode workers fall behind"""
     # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more workers than cores;
     # the third batch is for DALI, which decodes one while the next is read.
     num_workers: int | None = option(None, at_least=1, free=True)
@@ -93,13 +90,6 @@ class DataConfig:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             if not fits or not all(0 < weight < math.inf for weight in self.weights):
                 raise InputError(f"data.weights is {self.weights}: must be one number above 0 for each of data.shards")
-
-    @property
-    def share_of_dali(self) -> float | Literal["auto"]:
-        """Of the suitable clips: data.dali_share, or what data.decoder says."""
-        if self.decoder == "pyav":
-            return 0.0
-        return float(self.decoder == "dali") if self.dali_share is None else self.dali_share
 
     @property
     def workers(self) -> int:

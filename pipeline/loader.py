@@ -6,7 +6,7 @@
    batch's block of shared memory (clip_memory.py).
 3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces workers that die.
 4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step (upload.py).
-5. Videos that are DALI's, if it is asked for, are only read by the workers; joined, they are decoded on the device.
+5. Of a batch that the GPU decoder makes (decoding/gpu_decoder.py), workers only read the videos; it decodes them.
 6. Augmentation, if any, happens on the device.
 """
 
@@ -25,14 +25,13 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from common.arithmetic import ceil_div
 from common.devices import to_device
-from common.logging import log_note
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
-from pipeline.decoding.dali import GPU_PIPELINES, Dali, adjust_share, choose_policy, shorten
 from pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
-from pipeline.decoding.joining import EncodedVideo, is_in_share
+from pipeline.decoding.gpu_codecs import find_gpu_codecs
+from pipeline.decoding.gpu_decoder import GpuDecoder
+from pipeline.decoding.joining import EncodedVideo
 from pipeline.planning.plan import ClipPlan
 from pipeline.quarantine import Quarantine
 from pipeline.shards.dataset import ShardDataset
@@ -45,7 +44,6 @@ COUNTERS = (
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )
 VIDEOS_PER_CHUNK = 4  # at most: each chunk costs this process two messages, .05 ms
-MAX_DALI_FAILURES = 3  # in a row, with videos that PyAV decodes: building another graph takes long
 
 
 @dataclass  # not frozen: Lightning copies batches field by field
@@ -68,8 +66,8 @@ class PendingBatch:
     num_clips: int
     block_number: int
     block: UInt8[np.ndarray, " bytes"]  # of shared memory
+    is_for_gpu: bool  # whether the GPU decoder makes it, except of videos that do not suit it
     results: dict[int, ChunkResult] = field(default_factory=dict)  # by their first clip
-    num_dali_clips: int = 0  # of chunks that may leave videos to DALI
     clips: UInt8[Tensor, "B T H W C"] | None = None  # on the device, perhaps still in flight
     uploaded: torch.cuda.Event | None = None
 
@@ -78,20 +76,17 @@ class PendingBatch:
         return sum(result.chunk.num_clips for result in self.results.values()) == self.num_clips
 
     @property
-    def is_read(self) -> bool:
-        """Whether all is there that may be left to DALI."""
-        found = sum(result.chunk.num_clips for result in self.results.values() if result.chunk.use_dali)
-        return found == self.num_dali_clips
-
-    @property
     def chunks(self) -> list[ChunkResult]:
         """What has been made, in order."""
         return [self.results[first] for first in sorted(self.results)]
 
     @property
     def encoded(self) -> dict[int, EncodedVideo]:
-        """Videos that DALI decodes, by their first clip."""
-        return {first: video for result in self.chunks for first, video in result.encoded.items()}
+        """The videos that the GPU decoder decodes, by the indices of their first clips."""
+        videos: dict[int, EncodedVideo] = {}
+        for result in self.chunks:
+            videos.update(result.encoded)
+        return videos
 
 
 class ClipLoader(AbstractContextManager["ClipLoader"]):
@@ -111,22 +106,20 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         # With the number of this thread's current GPU, which is another one in other threads.
         self._device = device = torch.empty(0, device=device).device
         self._dataset, self._plan, self.config = dataset, plan, config
-        policy = choose_policy(dataset, device, config)
+        gpu_codecs = find_gpu_codecs(dataset, device, config)
         on_gpu = device.type == "cuda"
         self._upload_stream = torch.cuda.Stream(device) if on_gpu else None
         self._upload_planes = on_gpu if upload_planes is None else upload_planes
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        self._dali = Dali(device, plan, GPU_PIPELINES if on_gpu else config.workers, config.decode_timeout_s)
-        self._use_dali, self._dali_failures = bool(policy.codecs), 0
-        self._share = 0.0 if config.share_of_dali == "auto" else 1.0  # of the chunks, which may leave videos to DALI
         self._numbers: Iterator[int] = count()  # of batches
         self._pending: deque[PendingBatch] = deque()
         self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []  # blocks that are being copied
         self._counts: Counter[str] = Counter()
+        self._gpu_decoder = GpuDecoder(device, plan, config, gpu_codecs, self._counts)
         self._layout = BlockLayout.choose(dataset, plan, self._upload_planes)
-        self._memory = ClipMemory(self._layout)
-        setup = WorkerSetup(dataset, plan, config, policy, self._layout, self._upload_planes)
-        self._pool = WorkerPool(setup, self._memory.fileno(), self._counts)
+        self.memory = ClipMemory(self._layout)
+        setup = WorkerSetup(dataset, plan, config, gpu_codecs, self._layout, self._upload_planes)
+        self._pool = WorkerPool(setup, self.memory.fileno(), self._counts)
         self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
         self._next_step = -1
         atexit.register(self.close)  # DALI must not be at work when the interpreter exits
@@ -138,8 +131,8 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         """End all workers."""
         atexit.unregister(self.close)
         self._end_workers()
-        self._memory.close()
-        self._dali.close()
+        self.memory.close()
+        self._gpu_decoder.close()
 
     @property
     def counters(self) -> dict[str, float]:
@@ -161,7 +154,7 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         """
         if self._pending:  # workers are at work for an earlier iterator
             self._end_workers()
-        self._dali.reset()
+        self._gpu_decoder.reset()
         self._pool.start()
         self._numbers = count(first)
         self._top_up()
@@ -185,25 +178,27 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _top_up(self) -> None:
         """Keep `data.prefetch` batches in the making, fewer if they are large."""
-        most = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes)
-        while len(self._pending) < max(1, most):
+        max_batches = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes)
+        while len(self._pending) < max(1, max_batches):
             number = next(self._numbers)
-            if not (num_clips := len(self._plan.positions(number))):
+            num_clips = len(self._plan.positions(number))
+            if num_clips == 0:
                 return
-            batch = PendingBatch(number, num_clips, *self._memory.acquire(pin=self._upload_stream is not None))
+            block_number, block = self.memory.acquire(pin=self._upload_stream is not None)
+            gpu_is_idle = not any(batch.is_for_gpu for batch in self._pending)
+            is_for_gpu = self._gpu_decoder.wants_batch(gpu_is_idle)
+            batch = PendingBatch(number, num_clips, block_number, block, is_for_gpu)
             self._pending.append(batch)
-            chunks = list(self._cut_chunks(batch))
-            batch.num_dali_clips = sum(chunk.num_clips for chunk in chunks if chunk.use_dali)
-            self._pool.send(sorted(chunks, key=lambda chunk: not chunk.use_dali))  # DALI's, which are only read, first
+            self._pool.send(self._cut_chunks(batch))
 
     def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
         """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
-        crops, most = self._plan.crops_per_decode, self._plan.batch_size
-        num_videos = most // crops * self.config.prefetch // (2 * self.config.workers)
+        crops = self._plan.crops_per_decode
+        num_videos = self._plan.batch_size // crops * self.config.prefetch // (2 * self.config.workers)
         size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
-        for number, first in enumerate(range(0, batch.num_clips, size), batch.number * ceil_div(most, size)):
-            use_dali = self._use_dali and is_in_share(self._share, number)
-            yield Chunk(batch.number, first, min(size, batch.num_clips - first), batch.block_number, use_dali)
+        for first in range(0, batch.num_clips, size):
+            num_clips = min(size, batch.num_clips - first)
+            yield Chunk(batch.number, first, num_clips, batch.block_number, batch.is_for_gpu)
 
     def _collect(self, wait: bool) -> None:
         """Take what workers have made; `wait`: until there is something."""
@@ -217,35 +212,63 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _finish_first(self) -> PendingBatch:
         """Wait for the first batch, and put it on the device."""
-        batch, started = self._pending[0], time.perf_counter()
+        batch = self._pending[0]
+        started = time.perf_counter()
         self._wait_until_loaded(batch)
-        loaded = time.perf_counter()
-        if batch.encoded and not (self._use_dali and self._decode_with_dali(batch)):
-            self._redo_with_pyav(batch)
-        if self.config.share_of_dali == "auto" and self._counts["clips"]:  # the first batch waits for workers to start
-            self._share = adjust_share(self._share, loaded - started, time.perf_counter() - loaded)
+        if batch.encoded:
+            self._decode_on_gpu(batch)
+        # The first batch waits for the workers to start, which says nothing.
+        if self._counts["clips"]:
+            self._gpu_decoder.record_wait(batch.is_for_gpu, time.perf_counter() - started)
         self._upload(batch)
         return self._pending.popleft()
 
     def _wait_until_loaded(self, batch: PendingBatch) -> None:
         while not batch.is_loaded:
             self._collect(wait=True)
-            self._feed_ahead()
+            self._feed_gpu_decoder()
 
     def _prepare_next(self) -> None:
-        """Start the upload of the next batch, and feed DALI, so that both happen during the training step."""
+        """Start the upload of the next batch and the GPU decoder, so that both work during the training step."""
         self._collect(wait=False)
-        self._feed_ahead()
+        self._feed_gpu_decoder()
         if self._pending and self._pending[0].is_loaded and not self._pending[0].encoded:
             self._upload(self._pending[0])
 
-    def _feed_ahead(self) -> None:
-        """Feed DALI with what has been read, in order."""
+    def _feed_gpu_decoder(self) -> None:
+        """Start the GPU decoder on its batches that have been read, in their order."""
         for batch in self._pending:
-            if not (self._use_dali and batch.is_read):
+            if batch.is_for_gpu and not batch.is_loaded:
                 return
             if batch.encoded:
-                self._dali.feed(batch.number, batch.encoded, batch.block)
+                self._gpu_decoder.feed(batch.number, batch.encoded, batch.block)
+
+    def _decode_on_gpu(self, batch: PendingBatch) -> None:
+        """Put a batch of encoded videos on the device, decoded there; where that fails, have the workers decode it."""
+        decoded = self._gpu_decoder.take(batch.number, batch.encoded, batch.block)
+        if decoded is None:
+            self._redo_with_pyav(batch)
+            return
+        # Only now, as an upload changes the block's tables, to which workers write again after a failure.
+        self._upload(batch)
+        self._gpu_decoder.copy_clips(decoded, self._await_upload(batch))
+
+    def _redo_with_pyav(self, batch: PendingBatch) -> None:
+        """Have the workers decode what the GPU decoder could not.
+
+        They find out which video is corrupt, which DALI does not say, and replace it.
+        """
+        num_bad = self._counts["bad_clips"]
+        chunks = []
+        for result in batch.chunks:
+            if result.encoded:
+                self._counts["fallback_clips"] += sum(len(video.rows) for video in result.encoded.values())
+                chunks.append(result.chunk._replace(is_for_gpu=False))
+                del batch.results[result.chunk.first]
+        self._pool.send(chunks, first=True)
+        self._wait_until_loaded(batch)
+        if self._counts["bad_clips"] > num_bad:
+            self._gpu_decoder.forgive_failure()
 
     def _upload(self, batch: PendingBatch) -> None:
         """Queue a batch's way to the device, once; on a CPU, clips stay where they are."""
@@ -270,41 +293,6 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             stream.wait_event(batch.uploaded)
             batch.clips.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
         return batch.clips
-
-    def _decode_with_dali(self, batch: PendingBatch) -> bool:
-        """Put a batch on the device with what DALI decodes of it; return whether DALI could."""
-        try:
-            self._dali.feed(batch.number, batch.encoded, batch.block)
-            decoded = self._dali.take(batch.number)
-        except (RuntimeError, TimeoutError) as error:
-            self._dali.reset()  # what is in flight is fed again, to new graphs
-            hung, self._dali_failures = isinstance(error, TimeoutError), self._dali_failures + 1
-            self._counts.update(timeouts=hung)
-            if hung or self._dali_failures >= MAX_DALI_FAILURES:  # what hangs keeps its memory
-                self._use_dali = False
-                log_note(
-                    f"DALI has failed {'' if hung else 'repeatedly, most recently '}with '{shorten(error)}': PyAV"
-                    f" decodes everything from now on, in {self.config.workers} processes"
-                )
-            return False
-        self._upload(batch)  # once: had DALI failed, workers would have written to the block again
-        self._dali.copy_clips(decoded, self._await_upload(batch))
-        num_decoded = sum(video.num_frames for video in batch.encoded.values())  # a few less behind the last clip
-        self._counts.update(dali_clips=len(decoded), frames_decoded=num_decoded)
-        self._dali_failures = 0
-        return True
-
-    def _redo_with_pyav(self, batch: PendingBatch) -> None:
-        """Have workers decode DALI's part of a batch; they find and replace a corrupt video: DALI names none."""
-        num_bad = self._counts["bad_clips"]
-        self._counts.update(fallback_clips=sum(len(video.rows) for video in batch.encoded.values()))
-        chunks = [result.chunk for result in batch.chunks if result.encoded]
-        for chunk in chunks:
-            del batch.results[chunk.first]
-        self._pool.send([chunk._replace(use_dali=False) for chunk in chunks], first=True)
-        self._wait_until_loaded(batch)
-        if self._counts["bad_clips"] > num_bad:  # then it was not DALI's fault
-            self._dali_failures = 0
 
     def _make_batch(self, batch: PendingBatch) -> Batch:
         clips = self._await_upload(batch)

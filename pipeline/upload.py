@@ -17,8 +17,8 @@ def upload(
 ) -> UInt8[Tensor, "B T H W C"]:
     """Copy a batch to the device on the current stream, and make clips of it there; the host does not wait.
 
-    results: all chunks of the batch, in order. Clips that are DALI's are left as they are. To be called once: the
-    tables in `block` are changed to where the planes are on the device.
+    results: all chunks of the batch, in order. Clips of encoded videos are for the GPU decoder to fill in. To be called
+    once: the tables in `block` are changed to where the planes are on the device.
     """
     clips = [clip for result in results for clip in result.clips]
     memory = torch.empty(sum(result.used_bytes for result in results), dtype=torch.uint8, device=device)
@@ -35,15 +35,18 @@ def upload(
                 tables[0][index] += moved
             else:
                 images[index] = clip.image + moved
-    dali = {index + i for result in results for index, video in result.encoded.items() for i in range(len(video.rows))}
+    encoded: set[int] = set()
+    for result in results:
+        for index, video in result.encoded.items():
+            encoded.update(range(index, index + len(video.rows)))
     if len(images) == len(clips):  # one behind the other
         return memory.view(len(clips), *layout.clip_shape)
-    if len(images) + len(dali) == len(clips):
+    if len(images) + len(encoded) == len(clips):
         made = torch.empty(len(clips), *layout.clip_shape, dtype=torch.uint8, device=device)
     else:
         from kernels.crop_resize import DecodedClips, crop_resize  # takes 2 s, and not all need it
 
-        for index in {*images, *dali}:  # show the first pixel of the memory instead
+        for index in {*images, *encoded}:  # show the first pixel of the memory instead
             for table, value in zip(tables, (0, 1, (0, 0, 1, 1), False, 0, 0), strict=True):
                 table[index] = value
         copied = torch.from_numpy(block[layout.slice_tables(len(clips))]).to(device, non_blocking=True)

@@ -16,10 +16,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from common.errors import InputError
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup, worker_main
+from pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup
 
-# Which schedulers send to every process of a run, for it to save what it has done. To be run before all imports.
-IGNORE_SIGNALS = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGHUP, s.SIGTERM, s.SIGUSR1, s.SIGUSR2)]"
+WORKER = "pipeline.decoding.start_worker"  # the module that is run
 # Sent to a worker at most: half a second of work, for when nobody collects, and no more than a socket holds.
 MAX_SENT = 32
 MAX_STARTS = 3  # of one worker in a row that end before it is ready
@@ -152,13 +151,14 @@ class WorkerPool:
     def _start(self, setup: WorkerSetup, num_starts: int = 1, chunks: Iterable[Chunk] = ()) -> None:
         parent_end, worker_end = Pipe()
         files = worker_end.fileno(), self._memory_file
-        call = f"from {worker_main.__module__} import worker_main; worker_main{files}"
         process = subprocess.Popen(
-            [sys.executable, "-c", f"{IGNORE_SIGNALS}; {call}"],
-            pass_fds=files, stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the process that this one works for
+            [sys.executable, "-m", WORKER, *map(str, files)],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C is for the process that this one works for.
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        )
         worker_end.close()
         worker = Worker(setup, process, parent_end, deque(chunks), num_starts=num_starts)
         self._workers.append(worker)

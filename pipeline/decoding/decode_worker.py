@@ -26,7 +26,7 @@ from kernels.clip_tables import color_matrix
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
 from pipeline.decoding.colors import CHROMA_PLACES
-from pipeline.decoding.joining import DaliPolicy, EncodedVideo, find_groups
+from pipeline.decoding.joining import EncodedVideo, GpuCodecs, find_groups
 from pipeline.decoding.planes import PlanarFrames
 from pipeline.decoding.sources import find_source
 from pipeline.planning.augmentations import AugmentOp, EraseBox
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     first: int  # clip
     num_clips: int
     block: int  # of memory, where the batch goes
-    use_dali: bool = True  # whether videos that suit DALI are left to it
+    is_for_gpu: bool = False  # whether videos that suit the GPU decoder are only read, and left to it
     is_suspect: bool = False  # whether a worker has died over it
     deaths: tuple[str, ...] = ()  # why workers died over its video, and over what replaced it
 
@@ -66,7 +66,7 @@ class LoadedClip(NamedTuple):
     fields: list[Any]  # values of data.fields
     augment_ops: tuple[AugmentOp, ...]
     erase_box: EraseBox | None
-    image: int | None  # byte of the block at which its RGB begins; None: it is in the tables, or DALI's
+    image: int | None  # byte of the block at which its RGB begins; None: it is in the tables, or encoded
 
 
 class Fault(NamedTuple):
@@ -81,7 +81,7 @@ class Fault(NamedTuple):
 class ChunkResult:
     chunk: Chunk
     clips: list[LoadedClip] = field(default_factory=list)
-    encoded: dict[int, EncodedVideo] = field(default_factory=dict)  # by the first of its clips
+    encoded: dict[int, EncodedVideo] = field(default_factory=dict)  # for the GPU decoder; by the first clip of each
     used_bytes: int = 0  # of the chunk's slots, from the first on
     faults: list[Fault] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # see loader.COUNTERS
@@ -91,15 +91,15 @@ class WorkerSetup(NamedTuple):
     dataset: ShardDataset
     plan: ClipPlan
     config: DataConfig
-    policy: DaliPolicy
+    gpu_codecs: GpuCodecs
     layout: BlockLayout
     upload_planes: bool  # whether planes will do, of which the device makes clips
     number: int = 0  # of this worker
     ends_with_thread: bool = False  # whether it is of no use once the thread that has started it has ended
 
 
-def worker_main(socket: int, file: int) -> None:
-    """Make chunks until nobody is left who could send some; `file`: the memory where clips go."""
+def run_worker(socket: int, file: int) -> None:
+    """Make chunks until nobody is left who could send some, and exit; `file`: the memory where clips go."""
     connection = Connection(socket)
     with suppress(OSError, EOFError):
         try:
@@ -216,7 +216,7 @@ class ChunkWriter:
         used, sample = result.used_bytes, self._setup.dataset.samples[rows[0].sample]
         image, num_decoded = None, 0
         try:
-            if not self._leave_to_dali(first, rows, sample, video):
+            if not self._keep_encoded(first, rows, sample, video):
                 image, num_decoded = self._decode(first, rows, sample, video)
                 result.counts.update(decode_seconds=time.perf_counter() - started)  # type: ignore[call-overload]
         except VideoError:
@@ -229,15 +229,17 @@ class ChunkWriter:
             image = None if image is None else image + self._layout.clip_bytes
         result.counts.update(videos_read=1, bytes_read=len(video.data), frames_decoded=num_decoded)
 
-    def _leave_to_dali(self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice) -> bool:
-        """Write a video as it is to the slots if DALI is to decode it."""
-        plan, chunk = self._setup.plan, self.result.chunk
-        decode = chunk.batch * (plan.batch_size // plan.crops_per_decode) + first // plan.crops_per_decode
-        suits_dali = chunk.use_dali and self._setup.policy.suits_dali(sample, decode, video)
-        groups = find_groups(video) if suits_dali else None
-        if groups is None or not (found := self._allocate(first + len(rows), len(video.data))):
+    def _keep_encoded(self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice) -> bool:
+        """Write a video as it is to the slots if the GPU decoder takes it; return whether it does."""
+        if not self.result.chunk.is_for_gpu or not self._setup.gpu_codecs.include(sample, video):
             return False
-        start, memory = found
+        groups = find_groups(video)
+        if groups is None:
+            return False
+        allocated = self._allocate(first + len(rows), len(video.data))
+        if allocated is None:
+            return False
+        start, memory = allocated
         memory[:] = np.frombuffer(video.data, np.uint8)
         place = slice(start, start + len(video.data))
         self.result.encoded[first] = EncodedVideo(place, *groups, video.num_frames, video.numbers, rows)

@@ -1,14 +1,12 @@
-"""Which videos DALI decodes, joined into one, since opening a video costs DALI more than decoding a clip.
+"""Videos for the GPU decoder, joined into one, since opening a video costs DALI more than decoding a clip.
 
 What is stored for training consists of groups of pictures that need no others. So videos that begin with the same bytes
 (size, parameters of the codec) are one video where the groups of one follow those of another, in bytes and in time.
 """
 
-import math
 import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -19,100 +17,122 @@ from pipeline.shards.format import Sample
 from pipeline.shards.gops import VideoSlice
 from pipeline.shards.mp4 import read_fragments
 
-CLIPS_PER_VIDEO = 8  # beyond, what opening a video costs is little beside its frames
-OF_64_BITS = 1  # version of the box tfdt
+# With more clips in a video, the cost of opening it is little beside that of its frames.
+CLIPS_PER_VIDEO = 8
+# The box tfdt begins with four bytes, of which the first is its version: 1 if the time that follows has 64 bits.
+TIME_OFFSET = 4
+VERSION_OF_64_BITS = 1
 
 Bytes = UInt8[np.ndarray, " bytes"]
 
 
-class DaliPolicy(NamedTuple):
-    """A pure function of video and place, so that the same videos go to the same decoder in every run with the same
-    configuration, except after failures of DALI, which a resumed run does not remember."""
+class GpuCodecs(NamedTuple):
+    """Tells decode workers which videos they leave to the GPU decoder in a batch that is made by it."""
 
-    codecs: frozenset[str] = frozenset()  # that DALI decodes, and is to decode
-    share: float = 0.0  # of the videos; of what a chunk may leave to DALI
-    side_step: int = 1  # sides must be multiples of this: see format.SIDE_STEP
+    names: frozenset[str] = frozenset()
+    # Both sides of a video must be multiples of it: see format.SIDE_STEP.
+    side_step: int = 1
 
-    def suits_dali(self, sample: Sample, decode: int, video: VideoSlice) -> bool:
-        """Return whether DALI decodes a video; `decode`: number of the decode in the run."""
-        sides_fit = not (sample.width % self.side_step or sample.height % self.side_step)
-        # What was re-encoded for training has groups; decoders may not agree about other videos.
-        return sample.codec in self.codecs and sides_fit and video.in_groups and is_in_share(self.share, decode)
-
-
-def is_in_share(share: float, number: int) -> bool:
-    """Return whether a number is one of a `share` of all, which is spread evenly."""
-    return math.floor((number + 1) * share) > math.floor(number * share)
+    def include(self, sample: Sample, video: VideoSlice) -> bool:
+        """Return whether the GPU decoder takes a video."""
+        sides_fit = sample.width % self.side_step == 0 and sample.height % self.side_step == 0
+        # Decoders may not agree about videos that were not re-encoded for training, which have no groups.
+        return sample.codec in self.names and sides_fit and video.in_groups
 
 
 class EncodedVideo(NamedTuple):
-    """A video that is left to DALI: where its bytes lie in the block, and what is wanted of it."""
+    """A video that a worker has left in the block for the GPU decoder, and the clips that are cut from it."""
 
+    # Where its bytes lie in the block.
     place: slice
-    first_group: int  # byte; the header lies before it
-    times: list[tuple[int, int]]  # of each group, the byte from which on it is told when it begins, and its duration
+    # The first byte of its groups; the header lies before it.
+    header_bytes: int
+    # Of each group, the byte at which the 64 bits of its start time lie, and its duration.
+    times: list[tuple[int, int]]
     num_frames: int
-    numbers: tuple[int, ...]  # of the wanted frames
+    # The frames that clips show, in their order; a frame may repeat.
+    numbers: tuple[int, ...]
+    # A row for each clip.
     rows: list[PlanRow]
 
 
 class Cut(NamedTuple):
-    """A clip in the frames of a joined video that are decoded."""
+    """A clip in the decoded frames of a joined video."""
 
-    clip: int  # its index in the batch
+    # The clip's index in the batch.
+    clip: int
     row: PlanRow
-    first: int  # of its frames among these
-    order: list[int]  # of the clip's frames, from there on
+    # The index of the clip's first frame among the decoded ones.
+    first: int
+    # The clip's frames, counted from there; (0, 1, 1) repeats the second of two decoded frames.
+    order: list[int]
 
     @property
     def num_frames(self) -> int:
+        """The number of decoded frames that the clip is made of, each counted once."""
         return max(self.order) + 1
 
 
 class JoinedVideo(NamedTuple):
     data: Bytes
-    numbers: list[int]  # of the frames to decode, ascending
+    # The frames to decode, ascending.
+    numbers: list[int]
     cuts: list[Cut]
 
 
 def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
-    """Return EncodedVideo's first_group and times; None for a video that cannot be joined with others."""
-    with suppress(ValueError, IndexError, struct.error):
+    """Return EncodedVideo's header_bytes and times; None for a video that cannot be joined with others."""
+    try:
         fragments = list(read_fragments(video.data))
-        times = [
-            (fragment.time + 4, fragment.duration) for fragment in fragments if fragment.time and fragment.duration
-        ]
-        have_64_bits = all(video.data[time - 4] == OF_64_BITS for time, _ in times)
-        num_frames = sum(fragment.num_frames for fragment in fragments)
-        if have_64_bits and len(times) == len(fragments) and num_frames == video.num_frames:
-            return fragments[0].start, times
-    return None
+    except (ValueError, struct.error):
+        return None
+    num_frames = sum(fragment.num_frames for fragment in fragments)
+    if not fragments or num_frames != video.num_frames:
+        return None
+    times = []
+    for fragment in fragments:
+        if fragment.time is None or not fragment.duration or video.data[fragment.time] != VERSION_OF_64_BITS:
+            return None
+        times.append((fragment.time + TIME_OFFSET, fragment.duration))
+    return fragments[0].start, times
 
 
 def join_videos(videos: Mapping[int, EncodedVideo], block: Bytes) -> list[JoinedVideo]:
-    """Join videos by their headers; the keys are the batch's indices of their first clips."""
+    """Join videos that have the same header; the keys are the indices of their first clips in the batch."""
     alike: dict[bytes, list[tuple[int, EncodedVideo]]] = defaultdict(list)
-    for first, video in videos.items():
-        alike[block[video.place][: video.first_group].tobytes()].append((first, video))
-    starts = [(group, start) for group in alike.values() for start in range(0, len(group), CLIPS_PER_VIDEO)]
-    return [_join(group[start : start + CLIPS_PER_VIDEO], block) for group, start in starts]
+    for first_clip, video in videos.items():
+        header = block[video.place][: video.header_bytes].tobytes()
+        alike[header].append((first_clip, video))
+    joined = []
+    for group in alike.values():
+        starts = range(0, len(group), CLIPS_PER_VIDEO)
+        joined += [_join(group[start : start + CLIPS_PER_VIDEO], block) for start in starts]
+    return joined
 
 
 def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVideo:
-    header = videos[0][1].first_group
-    bodies = [block[video.place][header:] for _, video in videos]
-    data = np.concatenate([block[videos[0][1].place][:header], *bodies])
+    """Join videos with one header: move the groups of each behind those of the one before, in bytes and in time."""
+    header_bytes = videos[0][1].header_bytes
+    header = block[videos[0][1].place][:header_bytes]
+    bodies = [block[video.place][header_bytes:] for _, video in videos]
+    data = np.concatenate([header, *bodies])
     numbers: list[int] = []
     cuts: list[Cut] = []
-    moved = time = before = 0  # bytes, time and frames of the videos before
-    for (first, video), body in zip(videos, bodies, strict=True):
-        for place, duration in video.times:
-            data[moved + place :][:8] = np.frombuffer(struct.pack(">Q", time), np.uint8)
+    # Bytes, time and frames of the videos before the current one.
+    num_bytes = 0
+    time = 0
+    num_frames = 0
+    for (first_clip, video), body in zip(videos, bodies, strict=True):
+        for offset, duration in video.times:
+            start = num_bytes + offset
+            data[start : start + 8] = np.frombuffer(struct.pack(">Q", time), np.uint8)
             time += duration
-        unique = sorted(set(video.numbers))  # for a repeated frame, DALI would return to the beginning
+        # A frame is asked for once: for a repeated one, DALI would return to the beginning of the video.
+        unique = sorted(set(video.numbers))
         order = [unique.index(number) for number in video.numbers]
-        cuts += [Cut(first + i, row, len(numbers), order) for i, row in enumerate(video.rows)]
-        numbers += [before + number for number in unique]
-        moved += len(body)
-        before += video.num_frames
+        for index, row in enumerate(video.rows):
+            cuts.append(Cut(first_clip + index, row, len(numbers), order))
+        numbers += [num_frames + number for number in unique]
+        num_bytes += len(body)
+        num_frames += video.num_frames
     return JoinedVideo(data, numbers, cuts)

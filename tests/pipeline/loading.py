@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from made_videos import LEVELS, read_number
 
+from pipeline import worker_pool
 from pipeline.config import DataConfig
 from pipeline.loader import Batch, ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
@@ -95,4 +96,4 @@ def plan_one_video(length: int, crop: Crop) -> RowsPlan:
 def list_workers() -> list[int]:
     """List the decode workers of this process."""
     children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return [int(pid) for pid in children if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [int(pid) for pid in children if worker_pool.WORKER in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -4,8 +4,11 @@ import ctypes
 import re
 import sys
 import threading
-from itertools import count, islice, takewhile
+import weakref
+from collections import Counter
+from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +17,15 @@ from loading import CPU, check_first, check_frames, first_batches, open_loader, 
 from made_videos import encode, store, write_shards
 
 from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.decoding import dali
-from pipeline.decoding.dali import DaliGraph, adjust_share, choose_policy, try_decoding
-from pipeline.decoding.joining import is_in_share
+from pipeline.config import DataConfig, Decoder
+from pipeline.decoding import gpu_codecs, gpu_decoder
+from pipeline.decoding.dali_video import DaliGraph, DecodedVideo
+from pipeline.decoding.gpu_codecs import find_gpu_codecs, try_decoding
+from pipeline.decoding.gpu_decoder import GpuDecoder
+from pipeline.decoding.joining import Cut, GpuCodecs
 from pipeline.loader import ClipLoader
+from pipeline.planning.crops import Crop
+from pipeline.planning.plan import PlanRow
 from pipeline.shards.dataset import ShardDataset
 from pipeline.shards.gops import VideoSlice
 
@@ -42,63 +49,67 @@ def test_both_decoders_see_the_same(tmp_path: Path, codec: str) -> None:
     assert (pyav - dali).mean().abs() < 0.5, "FFmpeg's default rounding is 1.3 to 2.4 too dark"
 
 
-def test_dali_decodes_its_share_of_the_clips(vp9: ShardDataset) -> None:
-    """Evenly spread, and the same clips wherever the loader starts."""
-    alone = {name: first_batches(vp9, config_of(decoder=name), 6) for name in ("pyav", "dali")}
-    shared = first_batches(vp9, config_of(dali_share=0.4), 6)
-    assert torch.equal(first_batches(vp9, config_of(dali_share=0.4, prefetch=1), 2, first=4)[1].clip, shared[5].clip)
-    decoders = []
-    for batch, by_pyav, by_dali in zip(shared, alone["pyav"], alone["dali"], strict=True):
-        assert batch.keys == by_pyav.keys
-        for clip, *known in zip(batch.clip, by_pyav.clip, by_dali.clip, strict=True):
-            assert not torch.equal(*known)
-            (made_by,) = [name for name, made in zip(("pyav", "dali"), known, strict=True) if torch.equal(clip, made)]
-            decoders.append(made_by)
-    assert decoders.count("dali") == int(0.4 * 24)
-    assert decoders[:5].count("dali") == 2, "evenly spread"
+def test_dali_takes_whole_batches_where_workers_are_waited_for(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at a time, and every clip of it; without a step, workers are always behind."""
+    monkeypatch.setattr(gpu_decoder, "MIN_WAIT_S", 0)
+    alone = {name: first_batches(vp9, config_of(decoder=name), 12) for name in ("pyav", "dali")}
+    with open_loader(vp9, config_of(decoder="auto", max_bad_fraction=0)) as (_, loader):
+        batches, made_by = loader.batches(0), []
+        for by_pyav, by_dali in zip(alone["pyav"], alone["dali"], strict=True):
+            clip = next(batches).clip
+            assert not torch.equal(by_pyav.clip, by_dali.clip)
+            if torch.equal(clip, by_pyav.clip):
+                made_by.append("pyav")
+            elif torch.equal(clip, by_dali.clip):
+                made_by.append("dali")
+        assert len(made_by) == 12, "each is one decoder's alone"
+        assert made_by[0] == "pyav"
+        assert 0 < loader.counters["dali_clips"] < loader.counters["clips"]
 
 
-def test_a_share_follows_who_is_waited_for() -> None:
-    share, chunks = 0.0, []
-    for waits in [(0.1, 0.0)] * 20 + [(0.0, 0.0)] * 20 + [(0.1, 0.2)] * 8 + [(0.0, 0.0)] * 20:
-        share = adjust_share(share, *waits)
-        chunks.append(sum(is_in_share(share, number) for number in range(16)))
-    assert chunks == [*range(1, 17), *[16] * 24, *range(15, 7, -1), *[8] * 20]
+def test_who_is_free_gets_the_next_batch(vp9: ShardDataset) -> None:
+    def decoder_of(name: Decoder) -> GpuDecoder:
+        config = config_of(decoder=name)
+        return GpuDecoder(CPU, plan_of(vp9, config), config, GpuCodecs(frozenset({"vp9"})), Counter())
+
+    assert all(decoder_of("dali").wants_batch(is_idle=is_idle) for is_idle in (True, False))
+    decoder, wants = decoder_of("auto"), []
+    # (whose batch it was, seconds for which it was waited)
+    for is_own, seconds in [(0, 0.0), (0, 0.1), (1, 5.0), (0, 0.1), (1, 0.2), (0, 0.1), (0, 0.3), (0, 0.0)]:
+        decoder.record_wait(bool(is_own), seconds)
+        assert not decoder.wants_batch(is_idle=False), "one batch at a time"
+        wants.append(decoder.wants_batch(is_idle=True))
+    assert wants == [False, True, True, True, False, False, True, False], "its first one waited for DALI to start"
 
 
-def test_dali_helps_where_workers_are_behind(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dali, "MIN_WAIT_S", 0)  # without a step, workers are always behind
-    with open_loader(vp9, config_of(decoder="auto", dali_share="auto", max_bad_fraction=0)) as (plan, loader):
-        check_frames(list(takewhile(lambda _: loader.counters["dali_clips"] <= 8, loader.batches(0))), plan, vp9)
-        assert loader.counters["dali_clips"] < loader.counters["clips"]
-
-
-def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path) -> None:
+def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     codecs = ("vp9", "mjpeg", "h264")
     videos = [(f"v{i:02d}", store(codecs[i % 3], 20, first=i)) for i in range(9)]
     mixed = ShardDataset.open(write_shards(tmp_path / "mixed", videos))
-    counters = check_first(mixed, config_of(decoder="auto", dali_share=1.0), 9)
+    monkeypatch.setattr(GpuDecoder, "wants_batch", lambda *_: True)
+    counters = check_first(mixed, config_of(decoder="auto"), 9)
     assert counters["fallback_clips"] == 0
     assert 0 < counters["dali_clips"] < counters["clips"]
 
 
-def decides(dataset: ShardDataset, device: torch.device, config: DataConfig, sample: int = 0) -> bool:
+def takes(dataset: ShardDataset, device: torch.device, config: DataConfig, sample: int = 0) -> bool:
+    """Return whether the GPU decoder takes a video that consists of groups."""
     video = VideoSlice(b"", (0,), 1, in_groups=True)
-    return choose_policy(dataset, device, config).suits_dali(dataset.samples[sample], 0, video)
+    return find_gpu_codecs(dataset, device, config).include(dataset.samples[sample], video)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
 def test_dali_decodes_where_it_is_asked_to(tmp_path: Path, device: torch.device, monkeypatch) -> None:
     """On a GPU, PyAV decodes videos whose sides are no multiples of 16."""
-    monkeypatch.setattr(dali, "try_decoding", lambda *_: "")
+    monkeypatch.setattr(gpu_codecs, "try_decoding", lambda *_: "")
     sides = {(352, 256): True, (342, 256): device == CPU, (640, 360): device == CPU}
     videos = [(f"v{i}", encode(2, width=width, height=height)) for i, (width, height) in enumerate(sides)]
     dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
-    assert [decides(dataset, device, DataConfig(dali_share=1.0), i) for i in range(3)] == [*sides.values()]
-    asked = ({}, {"dali_share": 1.0}, {"decoder": "dali"}, {"decoder": "pyav", "dali_share": 1.0})
-    assert [decides(dataset, device, DataConfig(**settings)) for settings in asked] == [False, True, True, False]
-    with pytest.raises(InputError, match=r"data\.dali_share is 2"):
-        DataConfig(dali_share=2)
+    assert [takes(dataset, device, DataConfig(decoder="dali"), i) for i in range(3)] == [*sides.values()]
+    asked = ({}, {"decoder": "auto"}, {"decoder": "dali"}, {"decoder": "pyav"})
+    assert [takes(dataset, device, DataConfig(**settings)) for settings in asked] == [False, True, True, False]
 
 
 def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
@@ -106,17 +117,17 @@ def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
 ) -> None:
     """Several videos are tried: one may be corrupt."""
     tried: list[object] = []
-    monkeypatch.setattr(dali, "try_decoding", lambda *given: tried.append(given) or "no such engine")
-    assert not decides(short, CUDA, DataConfig(num_workers=3, dali_share=1.0))
-    assert len(tried) == dali.PROBES
+    monkeypatch.setattr(gpu_codecs, "try_decoding", lambda *given: tried.append(given) or "no such engine")
+    assert not takes(short, CUDA, DataConfig(num_workers=3, decoder="auto"))
+    assert len(tried) == gpu_codecs.MAX_PROBES
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("note: DALI cannot decode h264 on cuda (no such engine), which ")
     assert line.endswith("PyAV decodes it, in 3 processes")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert not decides(short, CUDA, DataConfig(dali_share=1.0))
+    assert not takes(short, CUDA, DataConfig(decoder="auto"))
     assert capfd.readouterr().err == "", "once per node"
     with pytest.raises(InputError, match=r"no such engine.*set data\.decoder to auto"):
-        decides(short, CUDA, DataConfig(decoder="dali"))
+        takes(short, CUDA, DataConfig(decoder="dali"))
 
 
 def test_copied_videos_are_decoded_by_pyav(tmp_path: Path) -> None:
@@ -138,7 +149,7 @@ def test_why_dali_cannot_decode_is_said(short: ShardDataset, jpeg: ShardDataset,
     ):
         try_decoding.cache_clear()
         with pytest.raises(InputError, match=rf"DALI cannot decode {says}"):
-            decides(dataset, device, config_of())
+            takes(dataset, device, config_of())
     monkeypatch.undo()
     try_decoding.cache_clear()
     with pytest.raises(InputError, match=r"h264 on cpu \(Assert on .*Failed to create video decoder"):
@@ -196,3 +207,28 @@ def test_a_dali_that_always_fails_is_given_up(
     assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
     assert "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
+
+
+def test_memory_of_dali_is_kept_until_it_has_been_copied(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where frames repeat: the copies on a GPU begin long after they were asked for."""
+    copied = SimpleNamespace(query=lambda: is_copied, synchronize=lambda: None)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda _: SimpleNamespace(record_event=lambda: copied))
+    config, released = config_of(), []
+    decoder = GpuDecoder(CUDA, plan_of(vp9, config), config, GpuCodecs(), Counter())
+
+    def copy(order: list[int]) -> torch.Tensor:
+        frames = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).repeat(1, 4, 4, 3)[: max(order) + 1]
+        weakref.finalize(frames, released.append, order)
+        row = PlanRow(0, 0, tuple(order), Crop(0, 0, 4, 4), flip=False)
+        clips = torch.full((2, len(order), 4, 4, 3), 9, dtype=torch.uint8)
+        decoder.copy_clips([DecodedVideo(frames, [Cut(1, row, 0, order)])], clips)
+        assert clips[0].unique().tolist() == [9]
+        return clips[1, :, 0, 0, 0]
+
+    is_copied = False
+    assert copy([0, 1, 2]).tolist() == [0, 1, 2]
+    assert copy([0, 1, 1, 2, 2]).tolist() == [0, 1, 1, 2, 2]
+    assert released == []
+    is_copied = True
+    copy([0])
+    assert released == [[0, 1, 2], [0, 1, 1, 2, 2]]

@@ -148,8 +148,8 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
     with open_loader(short, DataConfig(frame_stride=1, num_workers=1, **settings), image_size=size) as (_, loader):
         batches = loader.batches(0)
         next(batches)
-        with mmap.mmap(loader._memory.fileno(), 0) as memory:
-            written = loader._layout.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
+        with mmap.mmap(loader.memory.fileno(), 0) as memory:
+            written = loader.memory.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
             assert wait_for(lambda: all(memory[start : start + 9] != bytes(9) for start in written), 30)
             assert wait_for(lambda: are_asleep(list_workers()), 30)
         next(batches)
@@ -172,7 +172,7 @@ def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
 
 EXACT = [
     *((kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")),  # all: test_video.py
-    *(pytest.param(kind, "cuda", "auto", marks=pytest.mark.gpu) for kind in KINDS),
+    *(pytest.param(kind, "cuda", "pyav", marks=pytest.mark.gpu) for kind in KINDS),
 ]
 
 
@@ -183,7 +183,7 @@ def load_one_video(
     dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
     width, height = dataset.samples[0].width, dataset.samples[0].height
     plan = plan_one_video(length, Crop(0, 0, width, height))
-    config = DataConfig(decoder=decoder, dali_share=1.0 if device == "cuda" else None)
+    config = DataConfig(decoder=decoder)
     with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
         for index, batch in enumerate(loader.batches(0)):
             check_frames([batch], plan, dataset, first=index)
@@ -204,7 +204,8 @@ def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decod
 GOPS = [
     *((codec, "cpu", "pyav") for codec in CODECS),
     *((codec, "cpu", "dali") for codec in ("vp9", "mjpeg")),
-    *(pytest.param(codec, "cuda", "auto", marks=pytest.mark.gpu) for codec in CODECS),
+    *(pytest.param(codec, "cuda", "pyav", marks=pytest.mark.gpu) for codec in CODECS),
+    *(pytest.param(codec, "cuda", "dali", marks=pytest.mark.gpu) for codec in ("h264", "hevc", "vp9")),
 ]
 
 
@@ -220,19 +221,23 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
     slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
     assert counters["bytes_read"] == sum(len(part.data) for part in slices) < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
-    assert (counters["decode_seconds"] == 0) == (decoder == "dali") or device == "cuda", "it is PyAV's"
+    assert counters["dali_clips"] == (counters["clips"] if decoder == "dali" else 0)
+    assert (counters["decode_seconds"] == 0) == (decoder == "dali"), "it is PyAV's"
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dali_share", [0.0, 0.5, 1.0])
-def test_the_gpu_gives_what_the_cpu_gives(short: ShardDataset, dali_share: float) -> None:
-    expected = first_batches(short, DataConfig(frame_stride=1, repeats=2), 6)
-    config = DataConfig(frame_stride=1, repeats=2, dali_share=dali_share)
-    with ClipLoader(short, plan_of(short, config), torch.device("cuda"), config, None) as loader:
+@pytest.mark.parametrize("decoder", ["pyav", "dali"])
+def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, decoder: Decoder) -> None:
+    videos = [(f"v{i:02d}", store("h264", 33, first=i, width=192, height=160)) for i in range(6)]
+    dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
+    expected = first_batches(dataset, DataConfig(frame_stride=1, repeats=2), 6)
+    config = DataConfig(frame_stride=1, repeats=2, decoder=decoder)
+    with ClipLoader(dataset, plan_of(dataset, config), torch.device("cuda"), config, None) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
             torch.cuda._sleep(50_000_000)  # the step is still running when the next batch is asked for
             copy = batch.clip.clone()
             assert batch.keys == cpu.keys
             assert (copy.cpu().float() - cpu.clip.float()).abs().mean() < 2
+        assert loader.counters["dali_clips"] == (loader.counters["clips"] if decoder == "dali" else 0)
         assert loader.counters["fallback_clips"] == 0

@@ -14,7 +14,7 @@ from made_videos import encode, write_shards
 from pipeline.clip_memory import BlockLayout, ClipMemory
 from pipeline.config import DataConfig
 from pipeline.decoding.decode_worker import Chunk, DecodeWorker, WorkerSetup
-from pipeline.decoding.joining import DaliPolicy
+from pipeline.decoding.joining import GpuCodecs
 from pipeline.decoding.planes import find_window, is_worth_uploading
 from pipeline.loader import ClipLoader
 from pipeline.planning.crops import Crop, FrameSize
@@ -80,7 +80,7 @@ def start_worker(
     """Start a worker in this process that decodes `crops` rows at a time."""
     layout = BlockLayout(len(rows), (4, *SIZE, 3), slot_bytes or 4 * CLIP_BYTES)
     plan, memory = RowsPlan(rows, SIZE, crops, len(rows)), ClipMemory(layout)
-    setup = WorkerSetup(videos, plan, DataConfig(), DaliPolicy(), layout, upload_planes)
+    setup = WorkerSetup(videos, plan, DataConfig(), GpuCodecs(), layout, upload_planes)
     return DecodeWorker(setup, memory, Pipe()[0]), memory
 
 

@@ -186,7 +186,7 @@ def test_shards_that_find_no_room_are_streamed(
 
 def test_each_worker_downloads_its_shards_ahead(bucket: str, tmp_path: Path) -> None:
     with make_loader(make_config(bucket, tmp_path), tmp_path) as loader:
-        setup, memory = loader._pool._setup, loader._memory
+        setup, memory = loader._pool._setup, loader.memory
     for worker, expected in ((1, ["000001"]), (0, ["000000", "000001", "000002"])):
         DecodeWorker(setup._replace(number=worker), memory, Pipe()[0]).read_ahead(Chunk(0, 0, 0, 0))
         assert wait_for(lambda expected=expected: cached(tmp_path) == expected, 30)

@@ -22,8 +22,8 @@ from made_videos import encode, write_shards
 from processes import is_alive, list_descendants, take_interrupts, wait_for
 
 from common.errors import InputError
-from pipeline import worker_pool
 from pipeline.config import DataConfig
+from pipeline.decoding.decode_worker import DecodeWorker
 from pipeline.loader import ClipLoader
 from pipeline.shards.dataset import ShardDataset
 
@@ -166,11 +166,11 @@ def test_memory_is_used_again_but_not_while_clips_are(short: ShardDataset) -> No
     with open_loader(short, CONFIG) as (plan, loader):
         for first in (7, 2):
             check_frames(list(islice(loader.batches(first), 24)), plan, short, first)
-        blocks = os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes
+        blocks = os.fstat(loader.memory.fileno()).st_size // loader.memory.block_bytes
         assert blocks <= 24 + CONFIG.prefetch + 1
         for batch in islice(loader.batches(0), 24):
             del batch
-        assert os.fstat(loader._memory.fileno()).st_size // loader._layout.block_bytes == blocks
+        assert os.fstat(loader.memory.fileno()).st_size // loader.memory.block_bytes == blocks
 
 
 def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
@@ -230,5 +230,5 @@ def test_nothing_is_left_behind_however_the_program_ends(vp9: ShardDataset, endi
 
 def test_what_a_worker_imports_is_not_pytorch() -> None:
     """It would take a second and 200 MiB in each."""
-    program = f"import sys; import {worker_pool.worker_main.__module__}; sys.exit('torch' in sys.modules)"
+    program = f"import sys; import {DecodeWorker.__module__}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,153 @@
+"""The GPU decoder's kind for H.264, HEVC and VP9: joined videos through DALI's fn.decoders.video.
+
+NVDEC decodes on a GPU, and DALI's own decoders on a CPU, for VP9 and MJPEG alone. Cropping, flipping and scaling
+follow in the same graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, EncodedVideo, JoinedVideo, join_videos
+from pipeline.planning.crops import FrameSize
+from pipeline.planning.plan import ClipPlan
+
+
+class DecodedVideo(NamedTuple):
+    """The cropped and scaled frames of a joined video's cuts, one behind the other, in DALI's memory."""
+
+    frames: UInt8[Tensor, "frames H W C"]
+    cuts: list[Cut]
+
+
+class DaliGraph:
+    """A DALI pipeline that is fed any number of batches by hand and returns them in the same order.
+
+    An error in one batch invalidates the whole graph: build another.
+    """
+
+    def __init__(self, device: torch.device, num_cuts: int, frame_size: FrameSize, max_videos: int) -> None:
+        """Build the graph for at most `max_videos` videos at a time, each with at most `num_cuts` cuts."""
+        # Imported here, as DALI may be missing where PyAV decodes everything.
+        from nvidia.dali import Pipeline, fn
+        from nvidia.dali.types import DALIDataType, DALIInterpType
+
+        on_gpu = device.type == "cuda"
+        self._num_cuts = num_cuts
+        self._pipeline = Pipeline(
+            batch_size=max_videos,
+            # One thread, since several graphs run side by side.
+            num_threads=1,
+            device_id=device.index if on_gpu else None,
+            # One run per feed; several may still be in flight.
+            prefetch_queue_depth=1,
+        )
+        with self._pipeline:
+            encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
+            numbers = fn.external_source(name="numbers", dtype=DALIDataType.INT32, ndim=1)
+            frames = fn.decoders.video(
+                encoded,
+                frames=numbers,
+                device="mixed" if on_gpu else "cpu",
+                # A missing frame is an error, and not a black one.
+                pad_mode="none",
+                # Binding threads to cores needs NVML, which some virtual machines lack.
+                affine=False,
+            )
+            spans = fn.external_source(name="spans", dtype=DALIDataType.INT32, ndim=2)
+            boxes = fn.external_source(name="boxes", dtype=DALIDataType.FLOAT, ndim=3)
+            clips: list[Any] = []
+            for index in range(num_cuts):
+                # An axis is mirrored if its region starts behind its end: flips are free.
+                clip = fn.resize(
+                    frames[spans[index, 0] : spans[index, 1]],
+                    roi_start=boxes[index, 0],
+                    roi_end=boxes[index, 1],
+                    size=list(frame_size),
+                    interp_type=DALIInterpType.INTERP_LINEAR,
+                    antialias=True,
+                )
+                clips.append(clip)
+            self._pipeline.set_outputs(fn.cat(*clips, axis=0) if num_cuts > 1 else clips[0])
+        self._pipeline.build()
+
+    def feed(self, videos: Sequence[JoinedVideo]) -> None:
+        """Start on a batch."""
+        # A video with fewer cuts is given one frame and one pixel for each that it lacks.
+        spans = np.full((len(videos), self._num_cuts, 2), (0, 1), np.int32)
+        boxes = np.full((len(videos), self._num_cuts, 2, 2), ((0, 0), (1, 1)), np.float32)
+        for video_index, video in enumerate(videos):
+            for cut_index, cut in enumerate(video.cuts):
+                spans[video_index, cut_index] = cut.first, cut.first + cut.num_frames
+                x, y, width, height = cut.row.crop
+                left, right = x, x + width
+                if cut.row.flip:
+                    left, right = right, left
+                boxes[video_index, cut_index] = (y, left), (y + height, right)
+        self._pipeline.feed_input("encoded", [video.data for video in videos])
+        self._pipeline.feed_input("numbers", [np.array(video.numbers, np.int32) for video in videos])
+        self._pipeline.feed_input("spans", spans)
+        self._pipeline.feed_input("boxes", boxes)
+        self._pipeline.schedule_run()
+
+    def take(self) -> list[UInt8[Tensor, "frames H W C"]]:
+        """Wait for the batch that was fed first, and return the frames of each video's cuts, one behind the other.
+
+        Nothing is copied: DALI's dynamic executor keeps the memory for as long as the tensors live. Raise
+        RuntimeError if a video of the batch cannot be decoded.
+        """
+        (frames,) = self._pipeline.share_outputs()
+        tensors = [torch.from_dlpack(frames[index]) for index in range(len(frames))]
+        self._pipeline.release_outputs()
+        return tensors
+
+
+class BatchInFlight:
+    """A batch on which several graphs have been started."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[DaliGraph, list[JoinedVideo]]] = []
+
+    def feed(self, graph: DaliGraph, videos: list[JoinedVideo]) -> None:
+        """Start a graph on a part of the batch."""
+        graph.feed(videos)
+        self._parts.append((graph, videos))
+
+    def take(self) -> list[DecodedVideo]:
+        """Wait for all parts. Raise RuntimeError if a video cannot be decoded."""
+        decoded = []
+        for graph, videos in self._parts:
+            for video, frames in zip(videos, graph.take(), strict=True):
+                decoded.append(DecodedVideo(frames, video.cuts))
+        return decoded
+
+
+class VideoGraphs:
+    """Graphs that decode batches side by side: each is started on a part of the joined videos."""
+
+    def __init__(self, device: torch.device, plan: ClipPlan, num_graphs: int) -> None:
+        crops = plan.crops_per_decode
+        num_videos = plan.batch_size // crops
+        max_videos = (num_videos + num_graphs - 1) // num_graphs
+        max_cuts = crops * CLIPS_PER_VIDEO
+        self._graphs = [DaliGraph(device, max_cuts, plan.frame_size, max_videos) for _ in range(num_graphs)]
+        self._next_graph = 0
+
+    def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> BatchInFlight:
+        """Start on the videos of a batch, whose keys are the indices of their first clips.
+
+        Batches are to be taken in the order in which they were fed. Raise RuntimeError if a graph has failed.
+        """
+        joined = join_videos(videos, block)
+        num_parts = min(len(joined), len(self._graphs))
+        batch = BatchInFlight()
+        for part in range(num_parts):
+            graph = self._graphs[(self._next_graph + part) % len(self._graphs)]
+            batch.feed(graph, joined[part :: len(self._graphs)])
+        # The next batch begins with the graph that has waited longest.
+        self._next_graph = (self._next_graph + num_parts) % len(self._graphs)
+        return batch

@@ -1,0 +1,97 @@
+"""Which codecs of a dataset DALI decodes on a device: it is tried on a few videos of each."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+import torch
+
+from common.errors import InputError
+from common.logging import log_note
+from pipeline.config import DataConfig
+from pipeline.decoding.dali_video import DaliGraph
+from pipeline.decoding.joining import Cut, GpuCodecs, JoinedVideo
+from pipeline.planning.crops import Crop, FrameSize
+from pipeline.planning.plan import PlanRow
+from pipeline.shards.dataset import ShardDataset
+from pipeline.shards.format import SIDE_STEP
+from pipeline.video_error import VideoError
+
+# The first samples of a dataset, among which some of each codec are looked for.
+MAX_PROBED_SAMPLES = 1000
+# Videos of a codec that are tried, as one may be corrupt.
+MAX_PROBES = 3
+NVDEC = "libnvcuvid.so.1"
+
+
+def find_gpu_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> GpuCodecs:
+    """Return the codecs of a dataset that DALI is to decode on a device, none if data.decoder is pyav.
+
+    Raise InputError if data.decoder is dali and DALI lacks one of them.
+    """
+    if config.decoder == "pyav":
+        return GpuCodecs()
+    side_step = SIDE_STEP if device.type == "cuda" else 1
+    errors: dict[str, str] = {}
+    for codec in sorted(dataset.info.codecs):
+        error = _probe_codec(dataset, codec, device, side_step)
+        if error:
+            errors[codec] = error
+    if errors:
+        reasons = "; ".join(dict.fromkeys(errors.values()))
+        sentence = (
+            f"DALI cannot decode {', '.join(errors)} on {device.type} ({reasons}), which {dataset.folder} contains"
+        )
+        if config.decoder == "dali":
+            raise InputError(f"{sentence}: set data.decoder to auto")
+        log_note(f"{sentence}: PyAV decodes it, in {config.workers} processes", once_per_node=True)
+    return GpuCodecs(frozenset(dataset.info.codecs) - errors.keys(), side_step)
+
+
+def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_step: int) -> str:
+    """Decode videos of a codec with DALI until one succeeds. Return the error if none does, otherwise ""."""
+    if codec == "mjpeg" and device.type == "cuda":
+        return "no NVDEC decodes mjpeg"
+    error = ""
+    for index in islice(_list_probes(dataset, codec, side_step), MAX_PROBES):
+        with suppress(VideoError):
+            error = try_decoding(dataset.read_clip(index, (0,)).data, device)
+            if not error:
+                break
+    return error
+
+
+def _list_probes(dataset: ShardDataset, codec: str, side_step: int) -> Iterator[int]:
+    """Yield the indices of samples of a codec whose sides suit the decoder."""
+    for index, sample in enumerate(islice(dataset.samples, MAX_PROBED_SAMPLES)):
+        sides_fit = sample.width % side_step == 0 and sample.height % side_step == 0
+        if sample.codec == codec and sides_fit:
+            yield index
+
+
+@lru_cache(maxsize=16)  # a run opens several loaders
+def try_decoding(video: bytes, device: torch.device) -> str:
+    """Decode the first frame of a video. Return the error, "" if there is none."""
+    try:
+        if device.type == "cuda":
+            ctypes.CDLL(NVDEC)
+        graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1)
+        row = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
+        graph.feed([JoinedVideo(np.frombuffer(video, np.uint8), [0], [Cut(0, row, 0, [0])])])
+        graph.take()
+    except (RuntimeError, ImportError, OSError) as error:
+        # DALI raises the first, Python's import the second, and the third is of a library that is not there.
+        advice = ""
+        if NVDEC in str(error):
+            advice = "; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"
+        return shorten(error) + advice
+    return ""
+
+
+def shorten(error: Exception) -> str:
+    """Return DALI's message, which has many lines and stack traces, as one."""
+    reason = str(error).rpartition("encountered:")[2].partition("C++ context:")[0]
+    return " ".join(reason.split())[:400]

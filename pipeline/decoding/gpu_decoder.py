@@ -1,0 +1,177 @@
+"""Makes whole batches on the GPU, of videos that decode workers have only read.
+
+Workers leave the bytes of these videos, and the places of their packets, in the batch's block of shared memory. What
+decodes them is a kind of its own: the one that exists is VideoGraphs (decoding/dali_video.py). Another kind has to
+offer the same `feed`, and to return from `take` of what it has begun the frames that clips are copied from.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from common.logging import log_note
+from pipeline.config import DataConfig
+from pipeline.decoding.dali_video import BatchInFlight, DecodedVideo, VideoGraphs
+from pipeline.decoding.gpu_codecs import shorten
+from pipeline.decoding.joining import Bytes, EncodedVideo, GpuCodecs
+from pipeline.planning.plan import ClipPlan
+from pipeline.reading.storage import call_with_timeout
+
+# Side by side: one keeps 14 % of the NVDEC engines of an H100 busy, seven 89 % (NVIDIA/DALI#6387).
+GRAPHS_PER_GPU = 8
+# In a row, with videos that PyAV decodes: building the graphs again takes long.
+MAX_FAILURES = 3
+# Differences between waits that are shorter say nothing about who is slower.
+MIN_WAIT_S = 0.002
+
+
+class GpuDecoder:
+    """Decodes batches one after the other, and is used from one thread.
+
+    It is given up for good, with a note, if it hangs or fails repeatedly; the workers then decode everything with PyAV.
+    """
+
+    def __init__(
+        self, device: torch.device, plan: ClipPlan, config: DataConfig, codecs: GpuCodecs, counts: Counter[str]
+    ) -> None:
+        """Prepare to decode `codecs`, none of which means that PyAV decodes everything.
+
+        counts: get `dali_clips`, `frames_decoded` and `timeouts`.
+        """
+        self._device = device
+        self._plan = plan
+        self._config = config
+        self._counts = counts
+        self._num_graphs = GRAPHS_PER_GPU if device.type == "cuda" else config.workers
+        self._is_enabled = bool(codecs.names)
+        self._num_failures = 0
+        # Built when the first batch is fed, and again after an error.
+        self._graphs: VideoGraphs | None = None
+        self._in_flight: dict[int, BatchInFlight] = {}
+        # Found while a batch was fed; `take` reports it.
+        self._error: RuntimeError | None = None
+        # Memory of DALI that is being copied from, with the event that ends the copy.
+        self._in_copy: deque[tuple[torch.cuda.Event, list[DecodedVideo]]] = deque()
+        # How long the last batch of the workers and of this decoder was waited for.
+        self._wait_for_workers_s = 0.0
+        self._wait_for_gpu_s = 0.0
+        self._num_batches = 0
+
+    def wants_batch(self, is_idle: bool) -> bool:
+        """Return whether the next batch, on which nobody has begun, is this decoder's.
+
+        With data.decoder=auto it is if this decoder has no other batch to make (`is_idle`) and the workers' last batch
+        was waited for longer than its own: none is, for as long as the workers keep up.
+        """
+        if not self._is_enabled:
+            return False
+        if self._config.decoder == "dali":
+            return True
+        return is_idle and self._wait_for_workers_s > self._wait_for_gpu_s + MIN_WAIT_S
+
+    def record_wait(self, is_own: bool, seconds: float) -> None:
+        """Remember how long a batch was waited for that this decoder (`is_own`) or the workers have made."""
+        if not is_own:
+            self._wait_for_workers_s = seconds
+            return
+        self._num_batches += 1
+        # The first batch also waits for DALI to open its decoders.
+        if self._num_batches > 1:
+            self._wait_for_gpu_s = seconds
+
+    def feed(self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
+        """Start on the batch `number`, once; the keys of `videos` are the indices of their first clips.
+
+        `take` reports what goes wrong, most likely with an earlier batch.
+        """
+        if not self._is_enabled or self._error is not None or number in self._in_flight:
+            return
+        try:
+            if self._graphs is None:
+                self._graphs = VideoGraphs(self._device, self._plan, self._num_graphs)
+            self._in_flight[number] = self._graphs.feed(videos, block)
+        except RuntimeError as error:
+            self._error = error
+
+    def take(self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> list[DecodedVideo] | None:
+        """Wait for the batch that was fed first, and return what `copy_clips` copies. Return None if the workers have
+        to decode the batch, because a video cannot be decoded, or DALI hangs or was given up."""
+        if not self._is_enabled:
+            return None
+        self.feed(number, videos, block)
+        try:
+            decoded = self._wait_for(number)
+        except (RuntimeError, TimeoutError) as error:
+            # What is in flight is fed again, to new graphs.
+            self.reset()
+            self._count_failure(error)
+            return None
+        self._num_failures = 0
+        num_clips = sum(len(video.rows) for video in videos.values())
+        # A few frames less are decoded behind the last clip of a joined video.
+        num_frames = sum(video.num_frames for video in videos.values())
+        self._counts.update(dali_clips=num_clips, frames_decoded=num_frames)
+        return decoded
+
+    def _wait_for(self, number: int) -> list[DecodedVideo]:
+        """Return a batch. Raise RuntimeError if it cannot be decoded, TimeoutError if DALI hangs."""
+        if self._error is not None:
+            raise self._error
+        batch = self._in_flight.pop(number)
+
+        def take() -> list[DecodedVideo]:
+            if self._device.type == "cuda":
+                # A thread begins with the first GPU as its current one.
+                torch.cuda.set_device(self._device)
+            return batch.take()
+
+        return call_with_timeout(take, self._config.decode_timeout_s, "data.decode_timeout_s")
+
+    def _count_failure(self, error: Exception) -> None:
+        """Give the decoder up if it hangs, since what hangs keeps its memory, or if it fails repeatedly."""
+        is_hung = isinstance(error, TimeoutError)
+        self._num_failures += 1
+        self._counts["timeouts"] += int(is_hung)
+        if is_hung or self._num_failures >= MAX_FAILURES:
+            self._is_enabled = False
+            how_often = "" if is_hung else "repeatedly, most recently "
+            log_note(
+                f"DALI has failed {how_often}with '{shorten(error)}': PyAV decodes everything from now on, in"
+                f" {self._config.workers} processes"
+            )
+
+    def forgive_failure(self) -> None:
+        """Do not count the failures so far: PyAV could not decode a video of the last one either."""
+        self._num_failures = 0
+
+    def copy_clips(self, videos: list[DecodedVideo], clips: UInt8[Tensor, "B T H W C"]) -> None:
+        """Copy what was taken to its indices of `clips` on the current stream, and keep DALI's memory until then."""
+        for video in videos:
+            start = 0
+            for cut in video.cuts:
+                frames = video.frames[start : start + cut.num_frames]
+                start += cut.num_frames
+                if cut.order == list(range(cut.num_frames)):
+                    clips[cut.clip].copy_(frames)
+                else:
+                    torch.stack([frames[index] for index in cut.order], out=clips[cut.clip])
+        if self._device.type == "cuda":
+            while self._in_copy and self._in_copy[0][0].query():
+                self._in_copy.popleft()
+            self._in_copy.append((torch.cuda.current_stream(self._device).record_event(), videos))
+
+    def reset(self) -> None:
+        """Drop the graphs with all that is in flight."""
+        self._graphs = None
+        self._in_flight.clear()
+        self._error = None
+
+    def close(self) -> None:
+        """Drop everything, after the copies that are under way: graphs of other loaders use the same memory pool."""
+        self.reset()
+        for event, _ in self._in_copy:
+            event.synchronize()
+        self._in_copy.clear()
