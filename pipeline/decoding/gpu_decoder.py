@@ -31,7 +31,7 @@ MIN_WAIT_S = 0.002
 class GpuDecoder:
     """Decodes batches one after the other, and is used from one thread.
 
-    It is given up for good, with a note, if it hangs or fails repeatedly; the workers then decode everything with PyAV.
+    It is given up permanently, with a note, if it hangs or fails repeatedly; the workers then decode everything with PyAV.
     """
 
     def __init__(
