@@ -238,18 +238,19 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _feed_gpu_decoder(self) -> None:
         """Start the GPU decoder on its batches that have been read, in their order."""
         for batch in self._pending:
-            if batch.is_for_gpu and not batch.is_loaded:
+            if not batch.is_for_gpu:
+                continue
+            if not batch.is_loaded:
                 return
-            if batch.encoded:
-                self._gpu_decoder.feed(batch.number, batch.encoded, batch.block)
+            self._gpu_decoder.feed(batch.number, batch.encoded, batch.block)
 
     def _decode_on_gpu(self, batch: PendingBatch) -> None:
-        """Put a batch of encoded videos on the device, decoded there; where that fails, have the workers decode it."""
+        """Decode a batch of encoded videos on the device; if that fails, have the workers decode it."""
         decoded = self._gpu_decoder.take(batch.number, batch.encoded, batch.block)
         if decoded is None:
             self._redo_with_pyav(batch)
             return
-        # Only now, as an upload changes the block's tables, to which workers write again after a failure.
+        # Not before: an upload changes the block's tables, and after a failure workers write to these again.
         self._upload(batch)
         self._gpu_decoder.copy_clips(decoded, self._await_upload(batch))
 

@@ -87,7 +87,7 @@ class GpuDecoder:
 
         `take` reports what goes wrong, most likely with an earlier batch.
         """
-        if not self._is_enabled or self._error is not None or number in self._in_flight:
+        if not videos or not self._is_enabled or self._error is not None or number in self._in_flight:
             return
         try:
             if self._graphs is None:
