@@ -12,6 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from common.arithmetic import ceil_div
 from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, EncodedVideo, JoinedVideo, join_videos
 from pipeline.planning.crops import FrameSize
 from pipeline.planning.plan import ClipPlan
@@ -132,7 +133,7 @@ class VideoGraphs:
     def __init__(self, device: torch.device, plan: ClipPlan, num_graphs: int) -> None:
         crops = plan.crops_per_decode
         num_videos = plan.batch_size // crops
-        max_videos = (num_videos + num_graphs - 1) // num_graphs
+        max_videos = ceil_div(num_videos, num_graphs)
         max_cuts = crops * CLIPS_PER_VIDEO
         self._graphs = [DaliGraph(device, max_cuts, plan.frame_size, max_videos) for _ in range(num_graphs)]
         self._next_graph = 0
