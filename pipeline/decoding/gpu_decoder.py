@@ -31,7 +31,7 @@ MIN_WAIT_S = 0.002
 class GpuDecoder:
     """Decodes batches one after the other, and is used from one thread.
 
-    If it hangs or fails repeatedly, it is given up permanently, with a note: then the workers decode everything with PyAV.
+    If it hangs or fails repeatedly, it is given up with a note, and the workers decode everything with PyAV.
     """
 
     def __init__(
