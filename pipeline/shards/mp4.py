@@ -101,7 +101,8 @@ def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
 def _read_fields(data: Buffer, start: int, bits: int, layout: dict[int, str]) -> tuple[dict[int, int], int]:
     """Return those fields of `layout` that `bits` announce, by their bits, and the offset behind them."""
     fields = [bit for bit in layout if bits & bit]
-    form = struct.Struct(">" + "".join(layout[bit] for bit in fields))
+    types = [layout[bit] for bit in fields]
+    form = struct.Struct(">" + "".join(types))
     values = form.unpack_from(data, start)
     return dict(zip(fields, values, strict=True)), start + form.size
 
