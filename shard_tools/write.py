@@ -44,8 +44,8 @@ from pipeline.shards.format import (
     read_samples,
 )
 from pipeline.shards.gops import GOP, Rows, checksum
-from pipeline.shards.mp4 import read_fragments
 from pipeline.shards.index import ROW_FIELDS, NameLine, summarize_labels
+from pipeline.shards.mp4 import read_fragments
 from pipeline.video_error import VideoError
 from shard_tools.temp_table import TempTable
 
