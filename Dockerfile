@@ -23,12 +23,14 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
 
 COPY . /adamae/
 
-# video: NVDEC, without which DALI cannot decode on the GPU. PYTHONPATH instead of an editable install.
+# The package is imported by its link: its folder on PYTHONPATH would hide packages of other names (adamae/__init__.py).
+RUN ln -s /adamae/adamae "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/adamae"
+
+# video: NVDEC, without which DALI cannot decode on the GPU.
 # USER is for users without a name (getpass); the entry point gives every user a HOME in /adamae/cache.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,video,utility \
     PATH=/opt/venv/bin:$PATH \
-    PYTHONPATH=/adamae \
     PYTHONUNBUFFERED=1 \
     USER=adamae
 ENTRYPOINT ["/adamae/launch/entrypoint.sh"]

@@ -22,12 +22,12 @@ from importlib import import_module
 from itertools import chain, repeat
 from typing import Any
 
-from common.arguments import ArgumentParser
-from common.arithmetic import ceil_div
-from common.cpus import count_cpus
-from common.errors import InputError, parse_early, run_command
-from common.logging import format_bytes, format_duration, log
-from training.config import TrainConfig, parse
+from adamae.common.arguments import ArgumentParser
+from adamae.common.arithmetic import ceil_div
+from adamae.common.cpus import count_cpus
+from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.logging import format_bytes, format_duration, log
+from adamae.training.config import TrainConfig, parse
 
 PACKAGES = {"PyTorch": "torch", "Triton": "triton", "PyAV": "av", "DALI": "nvidia.dali"}
 OPTIONAL = "nvidia.dali"
@@ -42,15 +42,23 @@ CPU_BATCH = 2  # clips of a batch on a CPU, where a full one may take minutes
 MIN_CLIPS = 8  # measured even if they take longer than --seconds
 DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
 ALL_REDUCES = 5  # that are timed
-RANK = int(os.environ.get("RANK", "0"))  # torchrun's; the first one reports, the others only what fails
+RANK = int(
+    os.environ.get("RANK", "0")
+)  # torchrun's; the first one reports, the others only what fails
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("shards", nargs="?", default="", metavar="SHARDS", help="dataset folder or URL")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as model.size=small")
+    parser.add_argument(
+        "shards", nargs="?", default="", metavar="SHARDS", help="dataset folder or URL"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="such as model.size=small"
+    )
     parser.add_argument("--config", metavar="FILE", help="config of the planned run")
-    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement (default 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="duration of each measurement (default 5)"
+    )
     options = parser.parse_intermixed_args(arguments)
     if not 0 < options.seconds < 3600:
         raise InputError(f"--seconds is {options.seconds}: must be above 0 and below 3600")
@@ -70,7 +78,9 @@ def report(name: str, lines: Iterator[str]) -> bool:
     except Exception as error:  # whatever a broken installation raises
         reason = " ".join(str(error).split()) or type(error).__name__
         where = f"rank {RANK} on {socket.gethostname()}: " if RANK else ""
-        log(f"! {name:<14}{where}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}")
+        log(
+            f"! {name:<14}{where}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}"
+        )
         return False
     return True
 
@@ -105,17 +115,17 @@ if __name__ == "__main__":
 
 import torch
 
-from common.devices import choose_device, choose_precision
-from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import TrainingPlan
-from pipeline.shards.dataset import ShardDataset
-from training.accounting import describe_memory
-from training.distributed import Distributed, sum_over_ranks
-from training.schedule import Schedule
-from training.startup_warnings import startup_warnings
-from training.tasks.pretraining import Pretraining
-from training.timing import PretrainingStep, noise_clip, time_calls
+from adamae.common.devices import choose_device, choose_precision
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.plan import TrainingPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.accounting import describe_memory
+from adamae.training.distributed import Distributed, sum_over_ranks
+from adamae.training.schedule import Schedule
+from adamae.training.startup_warnings import startup_warnings
+from adamae.training.tasks.pretraining import Pretraining
+from adamae.training.timing import PretrainingStep, noise_clip, time_calls
 
 
 @dataclass
@@ -144,8 +154,12 @@ class PlannedRun:
         """Return how clips could be loaded: as configured, and in the other ways that there are on this device."""
         configured = replace(self.config.data, canonical_nodes=1)
         others = {way: replace(configured, **changes) for way, changes in OTHER_WAYS.items()}
-        possible = {way: data for way, data in others.items() if self.on_gpu or data.decoder == "pyav"}
-        return {CONFIGURED: configured} | {way: data for way, data in possible.items() if data != configured}
+        possible = {
+            way: data for way, data in others.items() if self.on_gpu or data.decoder == "pyav"
+        }
+        return {CONFIGURED: configured} | {
+            way: data for way, data in possible.items() if data != configured
+        }
 
 
 def main(options: argparse.Namespace) -> int:
@@ -175,7 +189,9 @@ def describe_dataset(run: PlannedRun) -> Iterator[str]:
         return
     run.dataset = ShardDataset.open(run.config.data)
     info = run.dataset.info
-    codecs = ", ".join(f"{name} up to {s.max_width}×{s.max_height}" for name, s in sorted(info.codecs.items()))
+    codecs = ", ".join(
+        f"{name} up to {s.max_width}×{s.max_height}" for name, s in sorted(info.codecs.items())
+    )
     yield (
         f"{info.num_samples:,} videos, {info.num_frames:,} frames, {format_bytes(info.num_bytes)} in"
         f" {len(info.shards):,} shards; {codecs}; {len(info.classes) or 'no'} classes"
@@ -190,9 +206,15 @@ def measure_loading(run: PlannedRun) -> Iterator[str]:
     model = run.config.model
     for way, data in run.list_ways().items():
         plan = TrainingPlan(
-            run.dataset, data, num_frames=model.num_frames, image_size=model.image_size, seed=run.config.seed,
-            batch_size=run.first_batch * data.repeats, rank=run.dist.rank, world_size=run.dist.world_size,
-        )  # fmt: skip
+            run.dataset,
+            data,
+            num_frames=model.num_frames,
+            image_size=model.image_size,
+            seed=run.config.seed,
+            batch_size=run.first_batch * data.repeats,
+            rank=run.dist.rank,
+            world_size=run.dist.world_size,
+        )
         try:
             speed, counters = time_loader(run, data, plan)
         except InputError as error:
@@ -203,13 +225,21 @@ def measure_loading(run: PlannedRun) -> Iterator[str]:
         if way == CONFIGURED:
             run.clips_per_epoch = plan.clips_per_epoch
         run.loader_speeds[way] = speed
-        reading = counters["read_seconds"] / max(1e-9, counters["read_seconds"] + counters["decode_seconds"])
-        bad = f", {counters['bad_clips']:.0f} clips cannot be decoded" if counters["bad_clips"] else ""
+        reading = counters["read_seconds"] / max(
+            1e-9, counters["read_seconds"] + counters["decode_seconds"]
+        )
+        bad = (
+            f", {counters['bad_clips']:.0f} clips cannot be decoded"
+            if counters["bad_clips"]
+            else ""
+        )
         clip = "×".join(map(str, (model.num_frames, *model.frame_size)))
         yield f"{speed:.3g} clips/s of {clip} with {way}, {data.workers} decode workers, {reading:.0%} reading{bad}"
 
 
-def time_loader(run: PlannedRun, data: DataConfig, plan: TrainingPlan) -> tuple[float, dict[str, float]]:
+def time_loader(
+    run: PlannedRun, data: DataConfig, plan: TrainingPlan
+) -> tuple[float, dict[str, float]]:
     """Return the speed of a loader and its counters."""
     assert run.dataset is not None
     with ClipLoader(run.dataset, plan, run.dist.device, data, quarantine=None) as loader:
@@ -241,14 +271,23 @@ def measure_step(run: PlannedRun) -> Iterator[str]:
         f" mask ratio {config.model.mask_ratio:g}, batches of {count}, {precision}"
     )
     if dist.world_size > 1:
-        yield measure_all_reduce(sum(p.numel() for p in step.model.parameters() if p.requires_grad), dist)
+        yield measure_all_reduce(
+            sum(p.numel() for p in step.model.parameters() if p.requires_grad), dist
+        )
 
 
 def measure_all_reduce(num_gradients: int, dist: Distributed) -> str:
     gradients = torch.zeros(num_gradients, device=dist.device)
     # The first one connects the ranks.
-    seconds = statistics.median(time_calls(lambda: sum_over_ranks(gradients), dist.device, 1, ALL_REDUCES)) / 1e3
-    moved = 2 * (dist.world_size - 1) / dist.world_size * gradients.nbytes  # by each rank, in a ring
+    seconds = (
+        statistics.median(
+            time_calls(lambda: sum_over_ranks(gradients), dist.device, 1, ALL_REDUCES)
+        )
+        / 1e3
+    )
+    moved = (
+        2 * (dist.world_size - 1) / dist.world_size * gradients.nbytes
+    )  # by each rank, in a ring
     backend = torch.distributed.get_backend()
     advice = ", and NCCL_DEBUG=INFO says by which interface" * (backend == "nccl")
     return (
@@ -261,7 +300,9 @@ def compare_ranks(run: PlannedRun) -> Iterator[str]:
     """Name the rank whose steps take longest, and the one whose loader is slowest."""
     if run.dist.world_size > 1:
         speeds = run.step_speed, run.loader_speeds.get(CONFIGURED)
-        hosts, *columns = zip(*run.dist.gather((socket.gethostname(), *filter(None, speeds))), strict=True)
+        hosts, *columns = zip(
+            *run.dist.gather((socket.gethostname(), *filter(None, speeds))), strict=True
+        )
         for what, values in zip(("trains", "loads"), columns, strict=False):
             rank, median = values.index(min(values)), statistics.median(values)
             yield f"rank {rank} on {hosts[rank]} {what} {values[rank]:.3g} clips/s, the median is {median:.3g}"
@@ -308,7 +349,9 @@ def compare_speeds(run: PlannedRun) -> Iterator[str]:
         cores = count_cpus()
         busy = min(run.config.data.workers, cores)
         by_pyav = [way for way, data in run.list_ways().items() if data.decoder == "pyav"]
-        needed = ", ".join(f"{math.ceil(busy * run.step_speed / speeds[way])} with {way}" for way in by_pyav)
+        needed = ", ".join(
+            f"{math.ceil(busy * run.step_speed / speeds[way])} with {way}" for way in by_pyav
+        )
         per_gpu = cores / torch.cuda.device_count()
         yield f"CPU cores per GPU that load as fast as a step: {needed}; there are {per_gpu:.3g} per GPU"
 

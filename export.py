@@ -13,8 +13,8 @@ scripts read it.
 import argparse
 from pathlib import Path
 
-from common.arguments import ArgumentParser
-from common.errors import InputError, parse_early, run_command
+from adamae.common.arguments import ArgumentParser
+from adamae.common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -25,9 +25,15 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     importing.add_argument("output", type=Path, metavar="OUTPUT")
     exporting.add_argument("source", metavar="RUN")
     exporting.add_argument("output", type=Path, metavar="OUTPUT", nargs="?")
-    exporting.add_argument("--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder")
-    exporting.add_argument("--push", metavar="user/name", help="write to the Hugging Face Hub instead of OUTPUT")
-    exporting.add_argument("--license", default="other", help="in the model card, such as cc-by-4.0")
+    exporting.add_argument(
+        "--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder"
+    )
+    exporting.add_argument(
+        "--push", metavar="user/name", help="write to the Hugging Face Hub instead of OUTPUT"
+    )
+    exporting.add_argument(
+        "--license", default="other", help="in the model card, such as cc-by-4.0"
+    )
     for command in (importing, exporting):
         unsaid = "frames per clip, if the file does not say"
         command.add_argument("--num-frames", type=int, default=16, metavar="T", help=unsaid)
@@ -45,17 +51,17 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from common.atomic_io import write_json
-from common.logging import log
-from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
-from model.state_dict import ENCODER_PARTS, StateDict, select
-from model.tokenizer import position_table
-from model.weights.external_layouts import is_pretraining, to_external, to_timm
-from model.weights.hub import TIMM_FILE, push_folder
-from model.weights.pretrained import Weights, load, make_metadata, save
-from model.weights.read_config import HUGGINGFACE_KEYS, trained_rate
-from training.model_card import write_card
-from training.remote_run import local_run
+from adamae.common.atomic_io import write_json
+from adamae.common.logging import log
+from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
+from adamae.model.state_dict import ENCODER_PARTS, StateDict, select
+from adamae.model.tokenizer import position_table
+from adamae.model.weights.external_layouts import is_pretraining, to_external, to_timm
+from adamae.model.weights.hub import TIMM_FILE, push_folder
+from adamae.model.weights.pretrained import Weights, load, make_metadata, save
+from adamae.model.weights.read_config import HUGGINGFACE_KEYS, trained_rate
+from adamae.training.model_card import write_card
+from adamae.training.remote_run import local_run
 
 
 def main(options: argparse.Namespace) -> None:
@@ -83,22 +89,31 @@ def main(options: argparse.Namespace) -> None:
 def import_weights(weights: Weights, source: Path, output: Path) -> None:
     """Write weights as one safetensors file with their configuration; warn of what nothing says."""
     if output.suffix != ".safetensors":
-        raise InputError(f"{output} is not a safetensors file: choose a name that ends in .safetensors")
+        raise InputError(
+            f"{output} is not a safetensors file: choose a name that ends in .safetensors"
+        )
     state, config, classes, multi_label, assumed = weights
     save(output, state, make_metadata(config, classes=classes, multi_label=multi_label))
     if assumed:
         said = ", ".join(f"{name} {getattr(config, name)}" for name in assumed)
         log(f"WARNING: {source} does not say, so assumed: {said}", sys.stderr)
     if "head.weight" not in state and config.masking != "adaptive":
-        log("WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch", sys.stderr)
+        log(
+            "WARNING: it has no token sampler: with model.masking=adaptive, one starts from scratch",
+            sys.stderr,
+        )
 
 
 def leave_out_decoder(weights: Weights) -> Weights:
     """Leave out a decoder, and its sampler, that other projects cannot use."""
     if weights.config.target == "pixels" and weights.config.decoder_attention == "self":
         return weights
-    state = {k: v for k, v in weights.state.items() if not k.startswith(("decoder.", "token_sampler."))}
-    plain = replace(weights.config, target="pixels", teacher="", loss="mse", decoder_attention="self")
+    state = {
+        k: v for k, v in weights.state.items() if not k.startswith(("decoder.", "token_sampler."))
+    }
+    plain = replace(
+        weights.config, target="pixels", teacher="", loss="mse", decoder_attention="self"
+    )
     return weights._replace(state=state, config=plain)
 
 
@@ -115,8 +130,12 @@ def list_own_features(weights: Weights) -> list[str]:
 
 def convert(weights: Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
     if features := list_own_features(weights):
-        raise InputError(f"no other project has {' and '.join(features)}: use export … --to encoder")
-    return to_external(weights.state, layout, weights.config.tubelet_size, weights.config.in_channels)
+        raise InputError(
+            f"no other project has {' and '.join(features)}: use export … --to encoder"
+        )
+    return to_external(
+        weights.state, layout, weights.config.tubelet_size, weights.config.in_channels
+    )
 
 
 def export_huggingface(weights: Weights, folder: Path) -> None:
@@ -128,7 +147,13 @@ def export_huggingface(weights: Weights, folder: Path) -> None:
     """
     config, size = weights.config, weights.config.dimensions
     is_classifier = "head.weight" in weights.state
-    kind = "ForVideoClassification" if is_classifier else "ForPreTraining" if is_pretraining(weights.state) else "Model"
+    kind = (
+        "ForVideoClassification"
+        if is_classifier
+        else "ForPreTraining"
+        if is_pretraining(weights.state)
+        else "Model"
+    )
     values = vars(config) | size._asdict()
     described: dict[str, Any] = {
         "model_type": "videomae",
@@ -140,7 +165,11 @@ def export_huggingface(weights: Weights, folder: Path) -> None:
         "use_mean_pooling": is_classifier,
     }
     if is_classifier:
-        names = dict(enumerate(weights.classes or (f"LABEL_{i}" for i in range(len(weights.state["head.weight"])))))
+        names = dict(
+            enumerate(
+                weights.classes or (f"LABEL_{i}" for i in range(len(weights.state["head.weight"])))
+            )
+        )
         described |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
         described |= {"problem_type": "multi_label_classification"} if weights.multi_label else {}
     save(folder / "model.safetensors", convert(weights, "huggingface"))
@@ -149,7 +178,9 @@ def export_huggingface(weights: Weights, folder: Path) -> None:
         height, width = config.frame_size  # the middle square, scaled
         preprocessing = {
             "image_processor_type": "VideoMAEImageProcessor",
-            "size": {"shortest_edge": height} if height == width else {"height": height, "width": width},
+            "size": {"shortest_edge": height}
+            if height == width
+            else {"height": height, "width": width},
             "crop_size": {"height": height, "width": width},
             "image_mean": list(IMAGENET_MEAN),
             "image_std": list(IMAGENET_STD),
@@ -170,9 +201,17 @@ def push(weights: Weights, source: Path, repo: str, license: str) -> None:
             export_huggingface(weights, file.parent)
             state = convert(weights, "huggingface") | select(state, "token_sampler.")
         rate = trained_rate(source)
-        save(file, state, make_metadata(config, classes=classes, multi_label=multi_label, rate=rate))
-        if config.in_channels == 3 and not config.differences and "encoder.norm.weight" in weights.state:
-            positions = position_table(config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width)
+        save(
+            file, state, make_metadata(config, classes=classes, multi_label=multi_label, rate=rate)
+        )
+        if (
+            config.in_channels == 3
+            and not config.differences
+            and "encoder.norm.weight" in weights.state
+        ):
+            positions = position_table(
+                config.positions, (1, *config.grid[1:]), config.dimensions.encoder_width
+            )
             save(file.with_name(TIMM_FILE), to_timm(weights.state, positions, config.tubelet_size))
         write_card(file, weights, state, source, repo, license)
         push_folder(file.parent, repo)

@@ -20,8 +20,8 @@ metadata as .json. What is there already is skipped.
 import argparse
 from pathlib import Path
 
-from common.arguments import ArgumentParser, between, parse_part
-from common.errors import InputError, parse_early, run_command
+from adamae.common.arguments import ArgumentParser, between, parse_part
+from adamae.common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -29,16 +29,54 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("input", metavar="INPUT", help="shards, videos, or a list of videos")
     add("output", metavar="OUT", type=Path, help="folder for the features")
-    add("--model", required=True, help="run, checkpoint, export, another project's file, or hf://user/name")
+    add(
+        "--model",
+        required=True,
+        help="run, checkpoint, export, another project's file, or hf://user/name",
+    )
     add("--window", type=between(1), metavar="T", help="frames per window; default: as trained")
-    add("--stride", type=between(1), metavar="N", help="frames from window to window; default: a whole window")
+    add(
+        "--stride",
+        type=between(1),
+        metavar="N",
+        help="frames from window to window; default: a whole window",
+    )
     rate = parser.add_mutually_exclusive_group()
-    rate.add_argument("--frame-stride", type=between(1), metavar="N", help="source frames; default: the run's, else 4")
-    rate.add_argument("--fps", type=between(1, kind=float), help="sampled frames per second; some may repeat")
-    add("--pad", action="store_true", help="windows end at the first frame and at every --stride-th after it")
-    add("--image-size", type=int, nargs="+", metavar="PIXELS", help="side of a clip, or height and width; as trained")
-    add("--batch-size", type=between(1), default=8, metavar="B", help="windows per forward pass (default 8)")
-    add("--keep", type=float, default=1.0, metavar="FRACTION", help="encode only what the token sampler selects")
+    rate.add_argument(
+        "--frame-stride",
+        type=between(1),
+        metavar="N",
+        help="source frames; default: the run's, else 4",
+    )
+    rate.add_argument(
+        "--fps", type=between(1, kind=float), help="sampled frames per second; some may repeat"
+    )
+    add(
+        "--pad",
+        action="store_true",
+        help="windows end at the first frame and at every --stride-th after it",
+    )
+    add(
+        "--image-size",
+        type=int,
+        nargs="+",
+        metavar="PIXELS",
+        help="side of a clip, or height and width; as trained",
+    )
+    add(
+        "--batch-size",
+        type=between(1),
+        default=8,
+        metavar="B",
+        help="windows per forward pass (default 8)",
+    )
+    add(
+        "--keep",
+        type=float,
+        default=1.0,
+        metavar="FRACTION",
+        help="encode only what the token sampler selects",
+    )
     add("--tokens", action="store_true", help="also the features of every token, in fp16")
     add(
         "--format",
@@ -47,14 +85,22 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="a file per video, or tars of many (default safetensors)",
     )
     add(
-        "--part", type=parse_part, default=(1, 1), metavar="I/N", help="only every Nth video, from the Ith: one per GPU"
+        "--part",
+        type=parse_part,
+        default=(1, 1),
+        metavar="I/N",
+        help="only every Nth video, from the Ith: one per GPU",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     options = parser.parse_args(arguments)
     if options.tokens and options.format == "parquet":
-        raise InputError("--format parquet is for features alone: choose safetensors or webdataset with --tokens")
+        raise InputError(
+            "--format parquet is for features alone: choose safetensors or webdataset with --tokens"
+        )
     if options.tokens and options.keep != 1:
-        raise InputError("--tokens writes the whole grid of tokens, of which --keep encodes a fraction: leave out one")
+        raise InputError(
+            "--tokens writes the whole grid of tokens, of which --keep encodes a fraction: leave out one"
+        )
     return options
 
 
@@ -72,19 +118,19 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from common.atomic_io import write_json
-from common.devices import choose_device, explain_out_of_memory
-from common.logging import log, printable
-from common.progress import progress_bar
-from model.encoder import VideoEncoder
-from model.weights.find_weights import find_file
-from model.weights.load_model import load_encoder
-from model.weights.read_config import trained_rate
-from pipeline.config import DataConfig
-from pipeline.planning.crops import FrameSize
-from training.feature_files import WindowArrays, open_writer
-from training.remote_run import local_run
-from training.video_windows import WindowReader
+from adamae.common.atomic_io import write_json
+from adamae.common.devices import choose_device, explain_out_of_memory
+from adamae.common.logging import log, printable
+from adamae.common.progress import progress_bar
+from adamae.model.encoder import VideoEncoder
+from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.load_model import load_encoder
+from adamae.model.weights.read_config import trained_rate
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning.crops import FrameSize
+from adamae.training.feature_files import WindowArrays, open_writer
+from adamae.training.remote_run import local_run
+from adamae.training.video_windows import WindowReader
 
 T = TypeVar("T")
 
@@ -136,7 +182,11 @@ def main(options: argparse.Namespace) -> int:
         arrays = WindowArrays()
         with progress_bar(unit="video", total=len(missing)) as progress:
             for batch in prefetch(take_batches(windows, options.batch_size)):
-                clips = [np.stack([frame.image for frame in window.frames]) for window in batch if window.frames]
+                clips = [
+                    np.stack([frame.image for frame in window.frames])
+                    for window in batch
+                    if window.frames
+                ]
                 encoded = encode(encoder, np.stack(clips), options) if clips else iter(())
                 for video, frames in batch:
                     if frames:
@@ -148,14 +198,19 @@ def main(options: argparse.Namespace) -> int:
                         continue
                     if video.incomplete:
                         num_incomplete += 1
-                        log(f"{printable(video.source)} is incomplete: {video.incomplete}", sys.stderr)
+                        log(
+                            f"{printable(video.source)} is incomplete: {video.incomplete}",
+                            sys.stderr,
+                        )
                     else:
                         num_written += 1
                     if len(arrays):
                         writer.write(video, arrays.stack())
                     arrays = WindowArrays()
                     progress.update()
-    log(f"wrote features of {num_written} videos to {options.output}, {num_incomplete} could not be read wholly")
+    log(
+        f"wrote features of {num_written} videos to {options.output}, {num_incomplete} could not be read wholly"
+    )
     return 1 if num_incomplete else 0
 
 
@@ -168,8 +223,12 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
         return
     before = json.loads(file.read_text(encoding="utf-8"))
     if before != settings:
-        other = ", ".join(name for name in settings | before if before.get(name) != settings.get(name))
-        raise InputError(f"{output} has features made with another {other}: choose another OUT, or remove it")
+        other = ", ".join(
+            name for name in settings | before if before.get(name) != settings.get(name)
+        )
+        raise InputError(
+            f"{output} has features made with another {other}: choose another OUT, or remove it"
+        )
 
 
 def take_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -1,6 +1,12 @@
 """Entry points of torch.hub: `torch.hub.load(REPOSITORY, "video_encoder", "user/name")`; see docs/weights.md."""
 
-from model.weights.load_model import load_adamae, load_encoder
+import os
+import sys
+
+from adamae.model.weights.load_model import load_adamae, load_encoder
+
+# torch.hub takes the entry that it has put on sys.path off again, and fails if it is gone: adamae/__init__.py.
+sys.path.insert(0, os.path.dirname(__file__))
 
 dependencies = ["torch", "einops", "huggingface_hub", "jaxtyping", "msgspec", "safetensors", "timm"]
 adamae, video_encoder = load_adamae, load_encoder

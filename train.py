@@ -9,8 +9,8 @@ import math
 import sys
 import time
 
-from common.errors import parse_early, run_command
-from training.load_config import load_config
+from adamae.common.errors import parse_early, run_command
+from adamae.training.load_config import load_config
 
 if __name__ == "__main__":
     CONFIG = parse_early(load_config)
@@ -22,29 +22,29 @@ from enum import IntEnum
 
 import torch
 
-from common.logging import log as log_line
-from model.channels import check_channels
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import TrainingPlan
-from pipeline.shards.dataset import ShardDataset
-from training.checkpoint import TrainState
-from training.config import TrainConfig
-from training.distributed import Distributed
-from training.failures import explain_failures
-from training.logger import Logger, read_rows
-from training.numerics import determinism_fingerprint, numerics
-from training.optimizer import make_optimizer
-from training.parallelize import check_graphs, parallelize
-from training.profiling import profile_steps
-from training.report import write_report
-from training.run_dir import RunDir
-from training.schedule import Schedule, seed_step
-from training.startup_warnings import startup_warnings
-from training.step import train_step
-from training.stop import StopRequest
-from training.summary import describe_end
-from training.tasks import TASKS
-from training.tasks.task import Task
+from adamae.common.logging import log as log_line
+from adamae.model.channels import check_channels
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.plan import TrainingPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.checkpoint import TrainState
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.failures import explain_failures
+from adamae.training.logger import Logger, read_rows
+from adamae.training.numerics import determinism_fingerprint, numerics
+from adamae.training.optimizer import make_optimizer
+from adamae.training.parallelize import check_graphs, parallelize
+from adamae.training.profiling import profile_steps
+from adamae.training.report import write_report
+from adamae.training.run_dir import RunDir
+from adamae.training.schedule import Schedule, seed_step
+from adamae.training.startup_warnings import startup_warnings
+from adamae.training.step import train_step
+from adamae.training.stop import StopRequest
+from adamae.training.summary import describe_end
+from adamae.training.tasks import TASKS
+from adamae.training.tasks.task import Task
 
 STOPPED = 130  # the exit code, as after Ctrl-C
 STOPPED_LINE = "Stopped; checkpoint saved. Re-run the same command to resume."
@@ -65,7 +65,9 @@ def train(config: TrainConfig) -> bool:
         StopRequest() as stop,
         numerics(config),
         Distributed(config.device, config.timeout_s) as dist,
-        RunDir(config, dist) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
+        RunDir(
+            config, dist
+        ) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
         explain_failures(config),
     ):
         dataset = ShardDataset.open(config.data)
@@ -77,18 +79,26 @@ def train(config: TrainConfig) -> bool:
         plan = make_plan(config, dataset, task, dist)
         schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
         fingerprint = determinism_fingerprint(config, dist)
-        start = TrainState(0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest)
+        start = TrainState(
+            0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest
+        )
         state = run.load(task.modules, optimizer, start)
         model = parallelize(task, optimizer, config, dist, plan.batch_size)
         with (
-            ClipLoader(dataset, plan, dist.device, config.data, run.path / "quarantine.jsonl") as loader,
+            ClipLoader(
+                dataset, plan, dist.device, config.data, run.path / "quarantine.jsonl"
+            ) as loader,
             frozen_objects(),
             Logger(run, config, dist, schedule, loader, state.step) as log,
-            profile_steps(run.path / "profile", dist.device, config.profile and dist.is_main) as profile_step,
+            profile_steps(
+                run.path / "profile", dist.device, config.profile and dist.is_main
+            ) as profile_step,
         ):
             log.announce(startup_warnings(config, dataset, dist.device))
             if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
-                evaluate_if_missing(task, state.step, log)  # the run may have been stopped between save and evaluation
+                evaluate_if_missing(
+                    task, state.step, log
+                )  # the run may have been stopped between save and evaluation
             stop.defer = True
             stopping = False
 
@@ -104,13 +114,17 @@ def train(config: TrainConfig) -> bool:
                 seed_step(config.seed, step, dist.rank)
                 # Reduced beside the step: it is one byte, and no rank waits for it before the step has been queued.
                 agreed_action = dist.begin_max(next_action)
-                scalars = train_step(model, task, loader.microbatches(step), optimizer, schedule.lr(step), config)
+                scalars = train_step(
+                    model, task, loader.microbatches(step), optimizer, schedule.lr(step), config
+                )
                 log.step(step + 1, scalars)
                 profile_step()
                 action = agreed_action()
                 stopping = action == Action.STOP
                 evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
-                saving = action == Action.SAVE or is_due(step + 1, config.checkpoint_every or math.inf, schedule)
+                saving = action == Action.SAVE or is_due(
+                    step + 1, config.checkpoint_every or math.inf, schedule
+                )
                 if stopping or evaluating or saving:
                     log.flush(step + 1)
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
@@ -121,12 +135,16 @@ def train(config: TrainConfig) -> bool:
                             with stop.allow_interrupt():
                                 task.evaluate(step + 1, log)
                     if dist.is_main:
-                        run.writer.start(lambda: write_report(run.path, config, schedule.total_steps))
+                        run.writer.start(
+                            lambda: write_report(run.path, config, schedule.total_steps)
+                        )
                 if stopping:
                     break
     if dist.is_main:
         seconds = time.perf_counter() - started
-        end = describe_end(read_rows(run.metrics), config, state.step, schedule.total_steps, seconds)
+        end = describe_end(
+            read_rows(run.metrics), config, state.step, schedule.total_steps, seconds
+        )
         for line in [STOPPED_LINE] if stopping else end:
             log_line(line, sys.stderr)
     return not stopping
@@ -145,12 +163,21 @@ def frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def make_plan(config: TrainConfig, dataset: ShardDataset, task: Task, dist: Distributed) -> TrainingPlan:
+def make_plan(
+    config: TrainConfig, dataset: ShardDataset, task: Task, dist: Distributed
+) -> TrainingPlan:
     plan = TrainingPlan(
-        dataset, config.data, num_frames=config.model.num_frames, image_size=config.model.image_size, seed=config.seed,
-        batch_size=config.batch_size, global_batch=config.clips_per_step(dist.world_size),
-        batch_multiple=task.clip_multiple, rank=dist.rank, world_size=dist.world_size,
-    )  # fmt: skip
+        dataset,
+        config.data,
+        num_frames=config.model.num_frames,
+        image_size=config.model.image_size,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        global_batch=config.clips_per_step(dist.world_size),
+        batch_multiple=task.clip_multiple,
+        rank=dist.rank,
+        world_size=dist.world_size,
+    )
     check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, dist.device.type, plan.microbatches_per_step)
     return plan

@@ -9,8 +9,8 @@ that training can start from.
 import argparse
 from pathlib import Path
 
-from common.arguments import ArgumentParser, between
-from common.errors import InputError, parse_early, run_command
+from adamae.common.arguments import ArgumentParser, between
+from adamae.common.errors import InputError, parse_early, run_command
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -18,13 +18,28 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory (or its URL), checkpoint or file of weights")
     add("videos", metavar="VIDEO", nargs="+", help="video, folder or list of videos, tar, shards")
-    add("--output", type=Path, metavar="FOLDER", help="default: figures/ in the run directory, or here")
+    add(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="default: figures/ in the run directory, or here",
+    )
     add("--mask-ratio", type=float, metavar="R", help="default: the run's")
-    add("--frame-stride", type=between(1), metavar="N", help="source frame stride; default: the run's")
+    add(
+        "--frame-stride",
+        type=between(1),
+        metavar="N",
+        help="source frame stride; default: the run's",
+    )
     add("--clips", type=between(1), default=8, metavar="N", help="videos per folder (default 8)")
     add("--seed", type=int, default=0, help="seed of the masks")
     add(
-        "--compare", nargs="+", action="extend", default=[], metavar="RUN", help="other runs or checkpoints, to compare"
+        "--compare",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="RUN",
+        help="other runs or checkpoints, to compare",
     )
     return parser.parse_args(arguments)
 
@@ -32,17 +47,17 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
-from common.logging import log
-from common.progress import progress_bar
-from figures.clips import read_clips
-from figures.reconstruction import comparison_rows, make_rows, render_figure
-from figures.sheet import render_animation, save_animation, save_image
-from model.maps import reconstruct
-from model.weights.find_weights import find_file, run_of
-from model.weights.load_model import load_adamae
-from model.weights.read_config import trained_rate
-from pipeline.config import DataConfig
-from training.remote_run import local_run
+from adamae.common.logging import log
+from adamae.common.progress import progress_bar
+from adamae.figures.clips import read_clips
+from adamae.figures.reconstruction import comparison_rows, make_rows, render_figure
+from adamae.figures.sheet import render_animation, save_animation, save_image
+from adamae.model.maps import reconstruct
+from adamae.model.weights.find_weights import find_file, run_of
+from adamae.model.weights.load_model import load_adamae
+from adamae.model.weights.read_config import trained_rate
+from adamae.pipeline.config import DataConfig
+from adamae.training.remote_run import local_run
 
 COMPARISON_WIDTH = 1000  # pixels: these figures have many rows
 
@@ -55,8 +70,13 @@ def visualize(options: argparse.Namespace) -> None:
     compared = [(Path(options.run).name, model)]
     for path in options.compare:
         other = load_adamae(local_run(path), **changes)
-        if (other.config.num_frames, other.config.frame_size) != (config.num_frames, config.frame_size):
-            raise InputError(f"{path} takes clips of another shape than {run}: they cannot be compared")
+        if (other.config.num_frames, other.config.frame_size) != (
+            config.num_frames,
+            config.frame_size,
+        ):
+            raise InputError(
+                f"{path} takes clips of another shape than {run}: they cannot be compared"
+            )
         compared.append((Path(path).name, other))
 
     # Neither in a checkpoint's directory, which is deleted when there are newer ones, nor in a cache.
@@ -64,14 +84,23 @@ def visualize(options: argparse.Namespace) -> None:
     output = options.output or (folder if folder.is_dir() else Path()) / "figures"
     output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
-    clips = read_clips(options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips)
+    clips = read_clips(
+        options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips
+    )
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = [*make_rows(reconstruct(model, clip.frames[None], options.seed), clip.title).values()]
+        rows = [
+            *make_rows(reconstruct(model, clip.frames[None], options.seed), clip.title).values()
+        ]
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
         if options.compare:
-            named = ((name, reconstruct(other, clip.frames[None], options.seed)) for name, other in compared)
-            figure = render_figure(comparison_rows(named, clip.title), config, clip.times, COMPARISON_WIDTH)
+            named = (
+                (name, reconstruct(other, clip.frames[None], options.seed))
+                for name, other in compared
+            )
+            figure = render_figure(
+                comparison_rows(named, clip.title), config, clip.times, COMPARISON_WIDTH
+            )
             save_image(figure, output / f"{clip.name}.runs.png")
     log(f"wrote a PNG and a GIF of each video to {output}")
 

@@ -1,1 +1,1 @@
-import common  # noqa: F401  # before torch: see there
+import adamae.common  # noqa: F401  # before torch: see there

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import arguments
+from adamae.common import arguments
 
 
 class ArgumentParser(arguments.ArgumentParser):
@@ -18,5 +18,9 @@ class ArgumentParser(arguments.ArgumentParser):
         self.add_argument("videos", type=Path, help="folder of videos")
         said = "of make_shards.py; h264-size: its --tune size"
         self.add_argument("--encodes", nargs="+", default=encodes, help=said)
-        self.add_argument("--batch-size", type=arguments.between(1), help="clips; default: 64 on a GPU, a few on a CPU")
+        self.add_argument(
+            "--batch-size",
+            type=arguments.between(1),
+            help="clips; default: 64 on a GPU, a few on a CPU",
+        )
         self.add_argument("--work", type=Path, help="folder that keeps the shards")

@@ -20,17 +20,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, in_fresh_process, measure_cases, print_table, require
-from benchmarks.pipeline_throughput import open_loader, prepare_shards
-from benchmarks.step import measure_step
-from common.arguments import between
-from common.devices import choose_device, choose_precision, explain_out_of_memory
-from common.errors import run_command
-from model.config import SIZES, ModelConfig
-from pipeline.config import DataConfig
-from pipeline.shards.dataset import ShardDataset
-from training.timing import PretrainingStep, noise_clip
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import (
+    Report,
+    Row,
+    in_fresh_process,
+    measure_cases,
+    print_table,
+    require,
+)
+from adamae.benchmarks.pipeline_throughput import open_loader, prepare_shards
+from adamae.benchmarks.step import measure_step
+from adamae.common.arguments import between
+from adamae.common.devices import choose_device, choose_precision, explain_out_of_memory
+from adamae.common.errors import run_command
+from adamae.model.config import SIZES, ModelConfig
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.timing import PretrainingStep, noise_clip
 
 NOTES = [
     "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and upper: of the"
@@ -50,7 +57,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_videos(["h264", "mjpeg"])
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--steps", type=between(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU")
+    parser.add_argument(
+        "--steps", type=between(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU"
+    )
     parser.add_argument("--rounds", type=between(1), default=3)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     options = parser.parse_args(arguments)
@@ -60,12 +69,26 @@ def main(arguments: list[str] | None = None) -> None:
     options.batch_size = options.batch_size or (64 if on_gpu else 2)
     options.steps = options.steps or (100 if on_gpu else 4)
     report = Report(
-        "end_to_end", options.output, device, NOTES, model=options.size, batch_size=options.batch_size,
-        compiled=options.compile, precision=choose_precision(device, "bf16"), steps_per_round=options.steps,
+        "end_to_end",
+        options.output,
+        device,
+        NOTES,
+        model=options.size,
+        batch_size=options.batch_size,
+        compiled=options.compile,
+        precision=choose_precision(device, "bf16"),
+        steps_per_round=options.steps,
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
-    )  # fmt: skip
-    sources = [Source(None), *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2))]
-    print_table(measure_cases(report, sources, partial(in_fresh_process, measure, options), make_rows, options.rounds))
+    )
+    sources = [
+        Source(None),
+        *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2)),
+    ]
+    print_table(
+        measure_cases(
+            report, sources, partial(in_fresh_process, measure, options), make_rows, options.rounds
+        )
+    )
 
 
 @explain_out_of_memory("lower --batch-size")
@@ -102,7 +125,9 @@ def open_clips(
     if source.shards is None:
         yield repeat(noise_clip(config, batch_size, device))
         return
-    with open_loader(source.shards, DataConfig(repeats=source.repeats), batch_size, device) as loader:
+    with open_loader(
+        source.shards, DataConfig(repeats=source.repeats), batch_size, device
+    ) as loader:
         yield (batch.clip for batch in loader.batches(0))
 
 
@@ -112,7 +137,10 @@ def make_rows(found: dict[Source, list[Row]]) -> list[Row]:
         name = "cached batch" if source.shards is None else f"{source.shards.name} shards"
         columns = {column: [measured[column] for measured in rounds] for column in rounds[0]}
         speeds = columns["clips_per_second"]
-        row: Row = {"batches": name + (f", {source.repeats} clips per decoded video" if source.repeats > 1 else "")}
+        row: Row = {
+            "batches": name
+            + (f", {source.repeats} clips per decoded video" if source.repeats > 1 else "")
+        }
         row |= {column: median(values) for column, values in columns.items()}
         row |= {"lower": min(speeds), "upper": max(speeds), "rounds": len(rounds)}
         if Source(None) in found:

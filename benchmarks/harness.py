@@ -16,15 +16,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from common.atomic_io import write_json
-from common.devices import Precision, get_device_name
-from common.errors import InputError
-from common.progress import progress_bar
-from training.timing import time_calls
+from adamae.common.atomic_io import write_json
+from adamae.common.devices import Precision, get_device_name
+from adamae.common.errors import InputError
+from adamae.common.progress import progress_bar
+from adamae.training.timing import time_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcodec decord2 decord".split()
+PACKAGES = (
+    "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcodec decord2 decord".split()
+)
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
 
 Row = dict[str, Any]
@@ -43,7 +45,9 @@ def cpu_seconds() -> float:
 
 def list_family(process: str) -> list[str]:
     """List a process and all its descendants."""
-    lists = Path(f"/proc/{process}/task").glob("*/children")  # of each thread; not every kernel has them
+    lists = Path(f"/proc/{process}/task").glob(
+        "*/children"
+    )  # of each thread; not every kernel has them
     children = [child for found in lists for child in found.read_text().split()]
     return [process, *(member for child in children for member in list_family(child))]
 
@@ -97,7 +101,12 @@ class Report:
     """The result file of a benchmark: rows, what they depend on, and notes on the columns."""
 
     def __init__(
-        self, name: str, folder: Path | None, device: torch.device, notes: Sequence[str] = (), **about: Any
+        self,
+        name: str,
+        folder: Path | None,
+        device: torch.device,
+        notes: Sequence[str] = (),
+        **about: Any,
     ) -> None:
         """Describe the machine, package versions and the commit; `about` is added."""
         self.name, self.folder, self.notes = name, folder or results_folder(device), list(notes)
@@ -106,7 +115,9 @@ class Report:
             "device": get_device_name(device),
             "cpu_threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "packages": {found.name: found.version for found in distributions() if found.name in PACKAGES},
+            "packages": {
+                found.name: found.version for found in distributions() if found.name in PACKAGES
+            },
             "cuda": torch.version.cuda if device.type == "cuda" else None,
             "commit": _commit(),
             **about,
@@ -154,7 +165,10 @@ def measure_cases(
 def print_table(rows: list[Row]) -> None:
     """Print rows as a Markdown table whose columns are all keys in the order in which they first occur."""
     heads = list(dict.fromkeys(key for row in rows for key in row))
-    print(format_table(heads, [[format_cell(row.get(head)) for head in heads] for row in rows]), end="")
+    print(
+        format_table(heads, [[format_cell(row.get(head)) for head in heads] for row in rows]),
+        end="",
+    )
 
 
 def format_table(heads: list[str], rows: Iterable[Sequence[str]]) -> str:
@@ -170,8 +184,20 @@ def format_cell(value: object) -> str:
 
 def _commit() -> str:
     """Return the commit of the code that ran, with `+` if the work tree differs from it."""
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
+    describe = [
+        "git",
+        "-C",
+        str(ROOT),
+        "describe",
+        "--always",
+        "--abbrev=10",
+        "--exclude=*",
+        "--dirty=+",
+    ]
     try:
         return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # an image or an archive, without git or its folder
+    except (
+        OSError,
+        subprocess.CalledProcessError,
+    ):  # an image or an archive, without git or its folder
         return "unknown"

@@ -18,21 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import benchmarks.peers.token_path as published
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, require
-from common.arguments import between
-from common.devices import choose_device
-from common.errors import run_command
-from kernels.clip_tables import color_matrix, frame_bytes
-from kernels.crop_resize import DecodedClips, crop_resize
-from kernels.gather_tokens import gather_tokens
-from kernels.gumbel_topk import gumbel_topk
-from kernels.masked_patch_loss import masked_patch_loss
-from kernels.patchify import patchify
-from kernels.scatter_tokens import scatter_tokens
-from model.config import ModelConfig
-from training.timing import noise_clip, time_calls
+import adamae.benchmarks.peers.token_path as published
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import Report, Row, copy_gb_per_second, measure_cases, require
+from adamae.common.arguments import between
+from adamae.common.devices import choose_device
+from adamae.common.errors import run_command
+from adamae.kernels.clip_tables import color_matrix, frame_bytes
+from adamae.kernels.crop_resize import DecodedClips, crop_resize
+from adamae.kernels.gather_tokens import gather_tokens
+from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.masked_patch_loss import masked_patch_loss
+from adamae.kernels.patchify import patchify
+from adamae.kernels.scatter_tokens import scatter_tokens
+from adamae.model.config import ModelConfig
+from adamae.training.timing import noise_clip, time_calls
 
 NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
@@ -52,7 +52,9 @@ class Way:
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
-        self.inputs = [value for value in arguments if isinstance(value, Tensor) and value.requires_grad]
+        self.inputs = [
+            value for value in arguments if isinstance(value, Tensor) and value.requires_grad
+        ]
 
     def __call__(self) -> Tensor:
         """Return the last output."""
@@ -77,18 +79,24 @@ class Op(NamedTuple):
     forward_bytes: int  # that it must move
     backward_bytes: int
     tolerance: float
-    as_published: Callable[[Tensor], Tensor] = lambda value: value  # the kernel's value as the published way's quantity
+    as_published: Callable[[Tensor], Tensor] = lambda value: (
+        value
+    )  # the kernel's value as the published way's quantity
 
 
 class Inputs:
     """What ops of a model's size take, made when it is asked for, and shared."""
 
-    def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.config, self.batch, self.device, self.dtype = config, batch, device, dtype
         self.patch = config.tubelet_size, config.patch_size
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(*shape, device=self.device, dtype=dtype or self.dtype, requires_grad=True)
+        return torch.randn(
+            *shape, device=self.device, dtype=dtype or self.dtype, requires_grad=True
+        )
 
     @cached_property
     def logits(self) -> Tensor:
@@ -127,7 +135,11 @@ def crop_resize_op(inputs: Inputs) -> Op:
     moved = batch * shape[1] * (box[2] * box[3] * 3 // 2 + 3 * size[0] * size[1])
     # A gray level of tolerance: both are rounded.
     return Op(
-        Way(crop_resize, clips, *size), Way(published.crop_resize, frames, stored, box, matrix, *size), moved, 0, 1
+        Way(crop_resize, clips, *size),
+        Way(published.crop_resize, frames, stored, box, matrix, *size),
+        moved,
+        0,
+        1,
     )
 
 
@@ -141,8 +153,14 @@ def gumbel_topk_op(inputs: Inputs) -> Op:
 def gather_tokens_op(inputs: Inputs) -> Op:
     """Without the table's bytes, which stay in the cache."""
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.encoder_width
-    x, table = inputs.random(inputs.batch, tokens, width), torch.randn(tokens, width, device=inputs.device)
-    kernel, way = Way(gather_tokens, x, inputs.ids[0], table), Way(published.gather, x, inputs.mask, table)
+    x, table = (
+        inputs.random(inputs.batch, tokens, width),
+        torch.randn(tokens, width, device=inputs.device),
+    )
+    kernel, way = (
+        Way(gather_tokens, x, inputs.ids[0], table),
+        Way(published.gather, x, inputs.mask, table),
+    )
     gathered = inputs.ids[0].numel() * width * x.itemsize
     return Op(kernel, way, 2 * gathered, x.nbytes + gathered, 3e-2)
 
@@ -150,22 +168,34 @@ def gather_tokens_op(inputs: Inputs) -> Op:
 def scatter_tokens_op(inputs: Inputs) -> Op:
     """Likewise."""
     tokens, width = inputs.config.num_tokens, inputs.config.dimensions.decoder_width
-    features, mask_token = inputs.random(*inputs.ids[0].shape, width), inputs.random(width, dtype=torch.float32)
+    features, mask_token = (
+        inputs.random(*inputs.ids[0].shape, width),
+        inputs.random(width, dtype=torch.float32),
+    )
     arguments = features, mask_token, torch.randn(tokens, width, device=inputs.device)
-    kernel, way = Way(scatter_tokens, *arguments, *inputs.ids), Way(published.scatter, *arguments, inputs.mask)
+    kernel, way = (
+        Way(scatter_tokens, *arguments, *inputs.ids),
+        Way(published.scatter, *arguments, inputs.mask),
+    )
     total = inputs.mask.numel() * width * features.itemsize
     return Op(kernel, way, total + features.nbytes, total - features.nbytes, 3e-2)
 
 
 def patchify_op(inputs: Inputs) -> Op:
     clip, patch, dtype = inputs.clip, inputs.patch, inputs.dtype
-    kernel, way = Way(patchify, clip, None, *patch, dtype), Way(published.patches, clip, *patch, dtype)
+    kernel, way = (
+        Way(patchify, clip, None, *patch, dtype),
+        Way(published.patches, clip, *patch, dtype),
+    )
     return Op(kernel, way, clip.numel() * (1 + dtype.itemsize), 0, 2e-2)
 
 
 def masked_patch_loss_op(inputs: Inputs) -> Op:
     masked, clip, patch = inputs.ids[1], inputs.clip, inputs.patch
-    pred, pixels = inputs.random(*masked.shape, inputs.config.patch_values), published.normalized_clip(clip)
+    pred, pixels = (
+        inputs.random(*masked.shape, inputs.config.patch_values),
+        published.normalized_clip(clip),
+    )
     kernel = Way(masked_patch_loss, pred, clip, masked, *patch, "mse", True)
     way = Way(published.patch_loss, pred, pixels, inputs.mask, *patch)
     return Op(kernel, way, pred.nbytes + pred.numel(), 2 * pred.nbytes + pred.numel(), 1e-2)
@@ -175,25 +205,47 @@ MAKERS = (
     *(crop_resize_op, gumbel_topk_op, gather_tokens_op, scatter_tokens_op),
     *(patchify_op, masked_patch_loss_op),
 )
-OPS: dict[str, Callable[[Inputs], Op]] = {make.__name__.removesuffix("_op"): make for make in MAKERS}
+OPS: dict[str, Callable[[Inputs], Op]] = {
+    make.__name__.removesuffix("_op"): make for make in MAKERS
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("--batch-size", type=between(1), nargs="+", help="default: 64 and 256 on a GPU, else 2 and 8")
+    parser.add_argument(
+        "--batch-size",
+        type=between(1),
+        nargs="+",
+        help="default: 64 and 256 on a GPU, else 2 and 8",
+    )
     parser.add_argument("--op", choices=list(OPS), nargs="+", default=list(OPS))
     parser.add_argument("--repetitions", type=between(1), default=20)
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
     copy = copy_gb_per_second(device)
-    report = Report("kernel_speed", options.output, device, NOTES, copy_gb_per_second=copy, model="base, N = 1568")
+    report = Report(
+        "kernel_speed",
+        options.output,
+        device,
+        NOTES,
+        copy_gb_per_second=copy,
+        model="base, N = 1568",
+    )
 
     def measure_case(case: tuple[int, float, str]) -> list[Row]:
         batch, ratio, name = case
-        inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, torch.bfloat16 if on_gpu else torch.float32)
+        inputs = Inputs(
+            ModelConfig(mask_ratio=ratio),
+            batch,
+            device,
+            torch.bfloat16 if on_gpu else torch.float32,
+        )
         about = {"op": name, "batch": batch, "mask_ratio": ratio}
-        return [about | row for row in measure(OPS[name](inputs), name, device, options.repetitions, copy)]
+        return [
+            about | row
+            for row in measure(OPS[name](inputs), name, device, options.repetitions, copy)
+        ]
 
     def make_rows(found: dict[tuple[int, float, str], list[list[Row]]]) -> list[Row]:
         return [row for [rows] in found.values() for row in rows]
@@ -205,21 +257,35 @@ def main(arguments: list[str] | None = None) -> None:
         measure_cases(report, cases, measure_case, make_rows)
 
 
-def measure(op: Op, name: str, device: torch.device, repetitions: int, copy: float) -> Iterator[Row]:
+def measure(
+    op: Op, name: str, device: torch.device, repetitions: int, copy: float
+) -> Iterator[Row]:
     """Yield the rows of an op, the kernel's first."""
     check(op, name)
-    moved = {"forward": op.forward_bytes, "backward": op.backward_bytes, "both": op.forward_bytes + op.backward_bytes}
+    moved = {
+        "forward": op.forward_bytes,
+        "backward": op.backward_bytes,
+        "both": op.forward_bytes + op.backward_bytes,
+    }
     kernel_medians: dict[str, float] = {}
     for implementation, way in (("kernel", op.kernel), ("published", op.published)):
         for phase, run in way.phases().items():
-            lower, middle, upper = np.quantile(time_calls(run, device, 3, repetitions), (0.25, 0.5, 0.75)).tolist()
+            lower, middle, upper = np.quantile(
+                time_calls(run, device, 3, repetitions), (0.25, 0.5, 0.75)
+            ).tolist()
             kernel_ms = None
-            if device.type == "cuda" and implementation == "kernel":  # boolean masks would wait for the GPU
+            if (
+                device.type == "cuda" and implementation == "kernel"
+            ):  # boolean masks would wait for the GPU
                 kernel_ms = replay_ms(run, device, repetitions)
             rate = moved[phase] / (kernel_ms or middle) / 1e6
             row: Row = {"phase": phase, "implementation": implementation}
             row |= {"ms": middle, "ms_lower": lower, "ms_upper": upper, "kernel_ms": kernel_ms}
-            row |= {"is_large": moved[phase] >= LARGE_BYTES, "gb_per_second": rate, "fraction_of_copy": rate / copy}
+            row |= {
+                "is_large": moved[phase] >= LARGE_BYTES,
+                "gb_per_second": rate,
+                "fraction_of_copy": rate / copy,
+            }
             yield {**row, "speed_up": middle / kernel_medians.setdefault(phase, middle)}
 
 
@@ -238,10 +304,14 @@ def check(op: Op, name: str) -> None:
     inputs = op.kernel.inputs
     if inputs and inputs[0] is op.published.inputs[0]:
         gradient = torch.randn_like(expected)
-        found, wanted = (torch.autograd.grad(out, inputs, gradient.to(out.dtype)) for out in (value, expected))
+        found, wanted = (
+            torch.autograd.grad(out, inputs, gradient.to(out.dtype)) for out in (value, expected)
+        )
         for one, other in zip(found, wanted, strict=True):
             scale = other.abs().max()
-            require_close(f"{name} has the published way's gradients", one / scale, other / scale, 1e-2)
+            require_close(
+                f"{name} has the published way's gradients", one / scale, other / scale, 1e-2
+            )
 
 
 def require_close(claim: str, value: Tensor, expected: Tensor, tolerance: float) -> None:

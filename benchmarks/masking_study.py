@@ -22,19 +22,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import ROOT, Report, Row, print_table, results_folder
-from benchmarks.linear_baseline import classify, encode_videos
-from common.arguments import between
-from common.atomic_io import write_json
-from common.devices import choose_device
-from common.errors import InputError, run_command
-from common.logging import log
-from common.yaml_io import read_yaml
-from evaluate import evaluate
-from evaluate import parse_arguments as parse_evaluation
-from train import train
-from training.config import parse
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import ROOT, Report, Row, print_table, results_folder
+from adamae.benchmarks.linear_baseline import classify, encode_videos
+from adamae.common.arguments import between
+from adamae.common.atomic_io import write_json
+from adamae.common.devices import choose_device
+from adamae.common.errors import InputError, run_command
+from adamae.common.logging import log
+from adamae.common.yaml_io import read_yaml
+from adamae.evaluate import evaluate
+from adamae.evaluate import parse_arguments as parse_evaluation
+from adamae.train import train
+from adamae.training.config import parse
 
 SCRATCH, BASELINE = "scratch", "random"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
@@ -62,7 +62,9 @@ class Point:
     @property
     def tasks(self) -> list[str]:
         """The training runs in order."""
-        return ["finetune"] if self.mask_ratio is None else ["pretrain", "attentive_probe", "finetune"]
+        return (
+            ["finetune"] if self.mask_ratio is None else ["pretrain", "attentive_probe", "finetune"]
+        )
 
     def overrides(self) -> list[str]:
         masking, _, settings = self.strategy.partition(":")
@@ -82,7 +84,9 @@ def run_study(options: argparse.Namespace) -> list[Row]:
     for number, point in enumerate(study.points, start=1):
         log(f"{point.name} ({number} of {len(study.points)})")
         study.run_point(point)
-    summary = summarize([read_json(file)["row"] for file in sorted(study.folder.glob("points/*.json"))])
+    summary = summarize(
+        [read_json(file)["row"] for file in sorted(study.folder.glob("points/*.json"))]
+    )
     study.report.write(summary)
     return summary
 
@@ -93,10 +97,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--shards", required=True, help="labeled training shards")
     parser.add_argument("--validation", required=True, help="labeled validation shards")
-    parser.add_argument("--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}")
+    parser.add_argument(
+        "--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}"
+    )
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--labels", type=between(1), help="labeled videos to learn from (default: all)")
+    parser.add_argument(
+        "--labels", type=between(1), help="labeled videos to learn from (default: all)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -105,7 +113,9 @@ class Study:
         """Check all configurations first, so that no error comes after hours."""
         self.preset, self.options, self.folder = PRESETS[options.preset], options, folder
         self.report = Report("masking_study", folder, choose_device(), NOTES)
-        pairs = make_grid(options.strategies, options.ratios) or [tuple(pair) for pair in self.preset["points"]]
+        pairs = make_grid(options.strategies, options.ratios) or [
+            tuple(pair) for pair in self.preset["points"]
+        ]
         self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
         for point in self.points:
             for task in point.tasks:
@@ -116,7 +126,13 @@ class Study:
         kinds = ["common", task] if task == "pretrain" else ["common", "labeled", task]
         kinds += [SCRATCH] if point.mask_ratio is None else []
         of_preset = [override for kind in kinds for override in self.preset.get(kind, [])]
-        given = [f"task={task}", *of_preset, *self.options.overrides, *point.overrides(), "evaluation.every=null"]
+        given = [
+            f"task={task}",
+            *of_preset,
+            *self.options.overrides,
+            *point.overrides(),
+            "evaluation.every=null",
+        ]
         labels = [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
         return [*given, *labels] if self.options.labels and task != "pretrain" else given
 
@@ -126,9 +142,14 @@ class Study:
         settings = {task: self.settings(point, task) for task in point.tasks}
         if result.is_file():
             if read_json(result)["settings"] != settings:
-                raise InputError(f"{result} was made with other settings; restore them or choose another --output")
+                raise InputError(
+                    f"{result} was made with other settings; restore them or choose another --output"
+                )
             return
-        row: Row = {**asdict(point), **{name: self.report.about[name] for name in ("device", "commit")}}
+        row: Row = {
+            **asdict(point),
+            **{name: self.report.about[name] for name in ("device", "commit")},
+        }
         for task, overrides in settings.items():
             row |= self.run_task(task, overrides, self.folder / "runs" / point.name)
         result.parent.mkdir(parents=True, exist_ok=True)
@@ -159,11 +180,15 @@ def is_scratch(strategy: str) -> bool:
     return strategy.partition(":")[0] == SCRATCH
 
 
-def make_grid(strategies: list[str] | None, ratios: list[float] | None) -> list[tuple[str, float | None]]:
+def make_grid(
+    strategies: list[str] | None, ratios: list[float] | None
+) -> list[tuple[str, float | None]]:
     """Combine every strategy with every ratio, training from scratch once."""
     strategies, ratios = strategies or [], ratios or []
     if all(map(is_scratch, strategies)) == bool(ratios):
-        raise InputError("give --ratios with --strategies that mask (not for scratch alone), or neither")
+        raise InputError(
+            "give --ratios with --strategies that mask (not for scratch alone), or neither"
+        )
     pairs = [(s, ratio) for s in strategies for ratio in ([None] if is_scratch(s) else ratios)]
     return list(dict.fromkeys(pairs))
 
@@ -180,7 +205,10 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
         for name in MEASURES:
             if not (values := {row["seed"]: row[name] for row in group if name in row}):
                 continue
-            line |= {name: statistics.mean(values.values()), f"{name}_std": deviation(values.values())}
+            line |= {
+                name: statistics.mean(values.values()),
+                f"{name}_std": deviation(values.values()),
+            }
             for title, base in bases.items():
                 others = {row["seed"]: row[name] for row in groups.get(base, []) if name in row}
                 gains = [value - others[seed] for seed, value in values.items() if seed in others]
@@ -188,7 +216,12 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
                     std = deviation(gains)
                     line[f"{name}_{title}"] = statistics.mean(gains)
                     line[f"{name}_{title}_error"] = None if std is None else std / len(gains) ** 0.5
-        summary.append({name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()})
+        summary.append(
+            {
+                name: round(value, 4) if isinstance(value, float) else value
+                for name, value in line.items()
+            }
+        )
     return sorted(summary, key=lambda line: [-line.get(name, 0) for name in MEASURES])
 
 

@@ -13,18 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import ROOT, Report, Row, in_fresh_process, measure_cases, print_table
-from benchmarks.step import measure_config
-from common.arguments import between
-from common.devices import choose_device
-from common.errors import InputError, run_command
-from common.logging import log
-from common.progress import progress_bar
-from common.yaml_io import read_yaml
-from model.config import SIZES, ModelConfig
-from training.accounting import count_flops, describe_memory, predict
-from training.config import parse
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import (
+    ROOT,
+    Report,
+    Row,
+    in_fresh_process,
+    measure_cases,
+    print_table,
+)
+from adamae.benchmarks.step import measure_config
+from adamae.common.arguments import between
+from adamae.common.devices import choose_device
+from adamae.common.errors import InputError, run_command
+from adamae.common.logging import log
+from adamae.common.progress import progress_bar
+from adamae.common.yaml_io import read_yaml
+from adamae.model.config import SIZES, ModelConfig
+from adamae.training.accounting import count_flops, describe_memory, predict
+from adamae.training.config import parse
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 NOTES = [
@@ -50,9 +57,13 @@ PAPERS = Point(0.95)
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=between(1), help="clips to predict for (default: the run's, or 16)")
+    parser.add_argument(
+        "--batch-size", type=between(1), help="clips to predict for (default: the run's, or 16)"
+    )
     parser.add_argument("--config", type=Path, help="predict one step of this run instead")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py"
+    )
     options = parser.parse_args(arguments)
     if options.config is not None:
         run = parse(["--config", str(options.config), "data.shards=none", *options.overrides])
@@ -63,21 +74,31 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
     report = Report("memory_vs_ratio", options.output, choose_device(), NOTES)
     rows = compare_points(report, ModelConfig(size=options.size), options.batch_size or 16)
-    print_table([{name: value for name, value in row.items() if not name.startswith("at_peak")} for row in rows])
+    print_table(
+        [
+            {name: value for name, value in row.items() if not name.startswith("at_peak")}
+            for row in rows
+        ]
+    )
 
 
 def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[Row]:
     """Predict the memory of each point, and measure it where there is a GPU."""
     device = choose_device()
     predicted: dict[Point, Row] = {}
-    for point in progress_bar([Point(ratio, way) for way in (False, True) for ratio in RATIOS], unit="point"):
+    for point in progress_bar(
+        [Point(ratio, way) for way in (False, True) for ratio in RATIOS], unit="point"
+    ):
         predicted[point] = row = predict_row(replace(base, **point._asdict()), batch_size)
         if point == PAPERS:
             in_buckets = predict(base, batch_size, in_buckets=True)
             row["ddp_predicted_peak_gib"] = round(sum(in_buckets.values()) / 2**30, 3)
         if point.activation_checkpointing:
             own = predicted[Point(point.mask_ratio)]["gflop_per_clip"]
-            row |= {"gflop_per_clip": own, "recomputed_gflop_per_clip": round(row["gflop_per_clip"] - own, 1)}
+            row |= {
+                "gflop_per_clip": own,
+                "recomputed_gflop_per_clip": round(row["gflop_per_clip"] - own, 1),
+            }
         report.write(list(predicted.values()))
     if device.type != "cuda":
         return list(predicted.values())

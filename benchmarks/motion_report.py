@@ -22,17 +22,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row
-from common.devices import choose_device
-from common.errors import InputError, run_command
-from figures.clips import Clip, read_clips
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.maps import explain_bad_logits
-from model.weights.load_model import load_adamae
-from model.weights.read_config import trained_rate
-from pipeline.config import DataConfig
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import Report, Row
+from adamae.common.devices import choose_device
+from adamae.common.errors import InputError, run_command
+from adamae.figures.clips import Clip, read_clips
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.maps import explain_bad_logits
+from adamae.model.weights.load_model import load_adamae
+from adamae.model.weights.read_config import trained_rate
+from adamae.pipeline.config import DataConfig
 
 NUM_CLIPS, BATCH_SIZE = 320, 16
 # Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
@@ -47,7 +47,9 @@ class Motion(NamedTuple):
 def main() -> None:
     parser = ArgumentParser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory or checkpoint")
-    parser.add_argument("videos", type=Path, metavar="VIDEOS", help="videos that the model was not trained on")
+    parser.add_argument(
+        "videos", type=Path, metavar="VIDEOS", help="videos that the model was not trained on"
+    )
     options = parser.parse_args()
     device = choose_device()
     model = load_adamae(options.run).to(device)
@@ -69,35 +71,55 @@ def describe(row: Row) -> Iterator[str]:
 @torch.no_grad()
 def measure(model: AdaMAE, videos: Path, data: DataConfig) -> Row:
     """Measure a model; raises InputError where nothing moves, and as read_clips does."""
-    shape, device = (model.config.num_frames, model.config.image_size), next(model.parameters()).device
+    shape, device = (
+        (model.config.num_frames, model.config.image_size),
+        next(model.parameters()).device,
+    )
     clips = list(read_clips([videos], *shape, data, NUM_CLIPS))
     has_truth = all(find_sidecar(clip.video).is_file() for clip in clips)
-    motions = [(read_true_motion if has_truth else measure_brightness_change)(clip, model.config) for clip in clips]
+    motions = [
+        (read_true_motion if has_truth else measure_brightness_change)(clip, model.config)
+        for clip in clips
+    ]
     if not any(motion.is_moving.any() for motion in motions):
         raise InputError(f"nothing moves in {videos}: choose other videos")
     batches = torch.stack([clip.frames for clip in clips]).to(device).split(BATCH_SIZE)
-    outputs = [model(batch, seed=0, offset=number * BATCH_SIZE) for number, batch in enumerate(batches)]
+    outputs = [
+        model(batch, seed=0, offset=number * BATCH_SIZE) for number, batch in enumerate(batches)
+    ]
     row: Row = {
         "num_clips": len(clips),
         "motion": "moving objects" if has_truth else "change of brightness",
-        "reconstruction_loss": torch.cat([output.loss_per_token for output in outputs]).mean().item(),
+        "reconstruction_loss": torch.cat([output.loss_per_token for output in outputs])
+        .mean()
+        .item(),
     }
     if model.token_sampler.learns:
-        row |= compare_with_motion(model, torch.cat([output.log_probs for output in outputs]), motions)
+        row |= compare_with_motion(
+            model, torch.cat([output.log_probs for output in outputs]), motions
+        )
     return row
 
 
-def compare_with_motion(model: AdaMAE, log_probs: Float[Tensor, "V N"], motions: list[Motion]) -> Row:
+def compare_with_motion(
+    model: AdaMAE, log_probs: Float[Tensor, "V N"], motions: list[Motion]
+) -> Row:
     """Measure how well the sampling probability follows motion, over the clips in which something moves."""
     correlations, visible, everywhere = [], [], []
     for index, (motion, log_p) in enumerate(zip(motions, log_probs, strict=True)):
         if motion.amount.std() == 0:
             continue
-        masks = model.token_sampler.sample(log_p.expand(NUM_SAMPLES, -1), seed=0, offset=index * NUM_SAMPLES)
+        masks = model.token_sampler.sample(
+            log_p.expand(NUM_SAMPLES, -1), seed=0, offset=index * NUM_SAMPLES
+        )
         correlations.append(torch.corrcoef(torch.stack((log_p.cpu().exp(), motion.amount)))[0, 1])
         visible.append(motion.is_moving[masks.visible_ids.cpu()].float().mean())
         everywhere.append(motion.is_moving.float().mean())
-    metrics = {"correlation": correlations, "moving_fraction_visible": visible, "moving_fraction_all": everywhere}
+    metrics = {
+        "correlation": correlations,
+        "moving_fraction_visible": visible,
+        "moving_fraction_all": everywhere,
+    }
     return {name: torch.stack(values).mean().item() for name, values in metrics.items()}
 
 

@@ -30,20 +30,29 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import ROOT, Report, Row, cpu_seconds, in_fresh_process, measure_cases, print_table, require
-from benchmarks.peers.loaders import NUM_FRAMES, PEERS, SIDE, load_batches
-from common.cpus import count_cpus
-from common.devices import choose_device
-from common.errors import InputError, run_command
-from pipeline.config import DEFAULT_STRIDE, DataConfig
-from pipeline.decoding.containers import main_stream, open_video
-from pipeline.decoding.sources import decode_frames
-from pipeline.decoding.video import Video
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import PlanRow, TrainingPlan
-from pipeline.shards.dataset import ShardDataset
-from shard_tools.plan import make_key
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import (
+    ROOT,
+    Report,
+    Row,
+    cpu_seconds,
+    in_fresh_process,
+    measure_cases,
+    print_table,
+    require,
+)
+from adamae.benchmarks.peers.loaders import NUM_FRAMES, PEERS, SIDE, load_batches
+from adamae.common.cpus import count_cpus
+from adamae.common.devices import choose_device
+from adamae.common.errors import InputError, run_command
+from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
+from adamae.pipeline.decoding.containers import main_stream, open_video
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.decoding.video import Video
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.shard_tools.plan import make_key
 
 PEER_BATCH = 8
 WARM_UP_BATCHES = 4
@@ -73,7 +82,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_videos(["h264", "mjpeg", "copy"])
     parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
     of_own = "of this loader; auto: whole batches go to whoever is free"
-    parser.add_argument("--decoders", nargs="+", choices=("pyav", "dali", "auto"), default=["pyav"], help=of_own)
+    parser.add_argument(
+        "--decoders", nargs="+", choices=("pyav", "dali", "auto"), default=["pyav"], help=of_own
+    )
     options = parser.parse_args(arguments)
     device = choose_device()
     work = prepare_shards(options.videos, options.work, {*options.encodes, "copy"})
@@ -94,7 +105,11 @@ def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list
         if encode != "copy":  # copied files are the originals
             cases += [Case(name, name, encode) for name in peers]
         cases.append(Case("decoding", "pyav", encode))
-        cases += [Case("adamae", decoder, encode, repeats, batch_size) for decoder in decoders for repeats in (1, 2)]
+        cases += [
+            Case("adamae", decoder, encode, repeats, batch_size)
+            for decoder in decoders
+            for repeats in (1, 2)
+        ]
     return cases
 
 
@@ -102,7 +117,9 @@ def make_rows(found: dict[Case, list[Row]]) -> list[Row]:
     rows = [{**case._asdict(), **measured} for case, (measured,) in found.items()]
     peers = [row for row in rows if row["loader"] in PEERS and row["encode"] == "original"]
     reference = max(row["clips_per_cpu_second"] for row in peers or rows[:1])
-    return [{**row, "relative_to_reference": row["clips_per_cpu_second"] / reference} for row in rows]
+    return [
+        {**row, "relative_to_reference": row["clips_per_cpu_second"] / reference} for row in rows
+    ]
 
 
 def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> Path:
@@ -111,11 +128,18 @@ def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> P
 
     Their samples are written beside them as files, for the loaders that need files.
     """
-    work = work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(str(videos.resolve()))
+    work = work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(
+        str(videos.resolve())
+    )
     for encode in encodes:
         codec, _, tune = encode.partition("-")
         settings = ["--encode", codec, *(["--tune", tune] if tune else []), "--unlabeled"]
-        command = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py"), str(videos), str(work / encode)]
+        command = [
+            sys.executable,
+            str(ROOT / "shard_tools" / "make_shards.py"),
+            str(videos),
+            str(work / encode),
+        ]
         if subprocess.run([*command, *settings], stdout=subprocess.DEVNULL).returncode:
             raise InputError(f"making shards of {videos} failed, see above")
         write_files(work / encode)
@@ -158,19 +182,30 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
         while (wall := time.perf_counter() - started) < seconds:
             clips += next(batches)
         cpu = cpu_seconds() - cpu
-    speeds = {"clips_per_second": clips / wall, "clips_per_cpu_second": clips / cpu, "cores_busy": cpu / wall}
+    speeds = {
+        "clips_per_second": clips / wall,
+        "clips_per_cpu_second": clips / cpu,
+        "cores_busy": cpu / wall,
+    }
     return {**speeds, **columns}
 
 
 @contextmanager
-def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tuple[Iterator[int], Row]]:
+def open_batches(
+    case: Case, folder: Path, device: torch.device
+) -> Iterator[tuple[Iterator[int], Row]]:
     """Open the sizes of the batches as they come; columns of the loader's own are complete at the end of the block."""
-    dataset, columns = ShardDataset.open(folder), dict[str, Any](dali_share=None, videos_left_out=[])
+    dataset, columns = (
+        ShardDataset.open(folder),
+        dict[str, Any](dali_share=None, videos_left_out=[]),
+    )
     plan = make_plan(dataset, DataConfig(), case.batch_size)
     if case.loader == "adamae":
         config = DataConfig(
-            decoder=case.decoder, repeats=case.repeats, num_workers=count_cpus(),  # type: ignore[arg-type]
-        )  # fmt: skip
+            decoder=case.decoder,
+            repeats=case.repeats,
+            num_workers=count_cpus(),  # type: ignore[arg-type]
+        )
         with open_loader(folder, config, case.batch_size, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), columns
             if case.decoder != "pyav":
@@ -188,7 +223,11 @@ def open_batches(case: Case, folder: Path, device: torch.device) -> Iterator[tup
         for fault in faults.values():
             print(f"{case.loader} is not measured with {fault}", file=sys.stderr)
         right = len(every_video) - len(faults)
-        require(f"{case.loader} reads most videos right", right > len(faults), f"{right} of {len(every_video)}")
+        require(
+            f"{case.loader} reads most videos right",
+            right > len(faults),
+            f"{right} of {len(every_video)}",
+        )
         columns["videos_left_out"] = [dataset.samples[sample].key for sample in faults]
         rows = (row for row in map(plan.row, count()) if row.sample not in faults)
         yield map(len, load_batches(cut, rows, case.batch_size)), columns
@@ -201,7 +240,9 @@ def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
 
 
 @contextmanager
-def open_loader(folder: Path, config: DataConfig, batch_size: int, device: torch.device) -> Iterator[ClipLoader]:
+def open_loader(
+    folder: Path, config: DataConfig, batch_size: int, device: torch.device
+) -> Iterator[ClipLoader]:
     """Open this repository's loader over shards, and check its first batch."""
     dataset = ShardDataset.open(folder)
     plan = make_plan(dataset, config, batch_size)
@@ -213,10 +254,14 @@ def open_loader(folder: Path, config: DataConfig, batch_size: int, device: torch
 
 
 def make_plan(dataset: ShardDataset, config: DataConfig, batch_size: int) -> TrainingPlan:
-    return TrainingPlan(dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=batch_size)
+    return TrainingPlan(
+        dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=batch_size
+    )
 
 
-def find_faults(dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[PlanRow], Tensor]) -> dict[int, str]:
+def find_faults(
+    dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[PlanRow], Tensor]
+) -> dict[int, str]:
     """Return what is wrong with the clips that `cut` makes, by sample."""
 
     def find(row: PlanRow) -> str:
@@ -242,7 +287,11 @@ def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
     sample = dataset.samples[row.sample]
     if len(clip) != len(row.frames):
         return f"has {len(clip)} frames instead of {len(row.frames)}"
-    around = [min(max(0, number + step), sample.num_frames - 1) for number in row.frames for step in (0, -1, 1)]
+    around = [
+        min(max(0, number + step), sample.num_frames - 1)
+        for number in row.frames
+        for step in (0, -1, 1)
+    ]
     frames = decode_frames(dataset.read_video(row.sample), around, sample.num_frames)
     # The plan's boxes are in square pixels, which those of copies need not be.
     x, y, w, h = row.crop.within((sample.width, sample.height), (frames.shape[2], frames.shape[1]))

@@ -8,14 +8,18 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from benchmarks.harness import RESULTS, Row
+from adamae.benchmarks.harness import RESULTS, Row
 
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FEW_CLIPS = "cpu/few_clips/masking_study.json"
 FEW_CLIPS_BASELINES = "cpu/few_clips/linear_baseline.json"
 NUM_TEST_CLIPS = 212
-MEASURES = {"finetune_top1": "fine-tuned", "attentive_probe_top1": "attentive probe", "linear_top1": "linear"}
+MEASURES = {
+    "finetune_top1": "fine-tuned",
+    "attentive_probe_top1": "attentive probe",
+    "linear_top1": "linear",
+}
 LOADERS = ("adamae", "spdl", "torchcodec", "decord")
 BLUE = "#2471a3"
 GRAY = "#95a5a6"
@@ -40,9 +44,13 @@ def plot_loading(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     original, h264, small = figure.subplots(1, 3)
     # Our shards of the original files are those of `--encode copy`.
-    plot_loaders(original, [row for row in rows if row["encode"] in ("original", "copy")], "original files")
+    plot_loaders(
+        original, [row for row in rows if row["encode"] in ("original", "copy")], "original files"
+    )
     plot_loaders(h264, [row for row in rows if row["encode"] == "h264"], "h264 shards")
-    plot_loaders(small, [row for row in rows if row["encode"] == "h264-size"], "h264 shards, --tune size")
+    plot_loaders(
+        small, [row for row in rows if row["encode"] == "h264-size"], "h264 shards, --tune size"
+    )
     return figure
 
 
@@ -122,7 +130,10 @@ def name_strategy(strategy: str) -> str:
 
 
 def plot_sorted_bars(
-    axes: Axes, values: Mapping[str, float], highlighted: str, errors: Mapping[str, float] | None = None
+    axes: Axes,
+    values: Mapping[str, float],
+    highlighted: str,
+    errors: Mapping[str, float] | None = None,
 ) -> BarContainer:
     """Plot horizontal bars, the largest on top; those whose label contains `highlighted` are blue."""
     labels = sorted(values, key=values.__getitem__)
@@ -133,7 +144,9 @@ def plot_sorted_bars(
 
 def plot_pretraining_memory() -> Figure:
     rows = read_rows(MEMORY)
-    return plot_memory([row for row in rows if row["masking"] == "adaptive" and row["target"] == "pixels"])
+    return plot_memory(
+        [row for row in rows if row["masking"] == "adaptive" and row["target"] == "pixels"]
+    )
 
 
 # The plots by their names in docs/.

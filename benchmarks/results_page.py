@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
-from benchmarks.result_plots import PLOTS
-from common.atomic_io import atomic_write, write_text
-from common.errors import InputError, run_command
-from common.yaml_io import read_yaml
+from adamae.benchmarks.harness import RESULTS, ROOT, Row, format_cell, format_table
+from adamae.benchmarks.result_plots import PLOTS
+from adamae.common.atomic_io import atomic_write, write_text
+from adamae.common.errors import InputError, run_command
+from adamae.common.yaml_io import read_yaml
 
 CLAIMS = ROOT / "benchmarks" / "claims.yaml"
 TABLE_START = "<!-- table {name} -->"
@@ -68,7 +68,9 @@ class Definitions(msgspec.Struct, forbid_unknown_fields=True):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Keep the pages in line with the result files.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a page is out of date"
+    )
     options = parser.parse_args(arguments)
     definitions = read_definitions()
     problems = find_wrong_claims(definitions.claims)
@@ -108,7 +110,9 @@ def find_stale_tables(tables: dict[str, Table]) -> list[str]:
     for page in list_pages(tables):
         text = read_page(page)
         if replace_tables(text, page, tables) != text:
-            problems.append(f"{page} has tables that are out of date: run `python benchmarks/results_page.py`")
+            problems.append(
+                f"{page} has tables that are out of date: run `python benchmarks/results_page.py`"
+            )
     return problems
 
 
@@ -142,7 +146,9 @@ def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
         before, start, rest = text.partition(TABLE_START.format(name=name) + "\n")
         _, end, after = rest.partition(TABLE_END)
         if not start or not end:
-            raise InputError(f"{page} lacks the lines {TABLE_START.format(name=name)} and {TABLE_END}: add them")
+            raise InputError(
+                f"{page} lacks the lines {TABLE_START.format(name=name)} and {TABLE_END}: add them"
+            )
         # A blank line after the first comment and before the second one: some parsers take the neighbors of a comment
         # for HTML, too.
         text = f"{before}{start}\n{make_table(table)}\n{end}{after}"

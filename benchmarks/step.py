@@ -5,20 +5,26 @@ from functools import partial
 
 import torch
 
-from benchmarks.harness import Row, cpu_seconds
-from common.devices import explain_out_of_memory
-from model.config import ModelConfig
-from training.config import Compile
-from training.logger import peak_memory_gib
-from training.timing import PretrainingStep, noise_clip, time_calls
+from adamae.benchmarks.harness import Row, cpu_seconds
+from adamae.common.devices import explain_out_of_memory
+from adamae.model.config import ModelConfig
+from adamae.training.config import Compile
+from adamae.training.logger import peak_memory_gib
+from adamae.training.timing import PretrainingStep, noise_clip, time_calls
 
 
 @explain_out_of_memory("lower --batch-size")
 def measure_config(
-    config: ModelConfig, batch_size: int, repetitions: int, device: torch.device, compiled: Compile = False
+    config: ModelConfig,
+    batch_size: int,
+    repetitions: int,
+    device: torch.device,
+    compiled: Compile = False,
 ) -> Row:
     """Measure a pre-training step, for a process of its own."""
-    step = partial(PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device))
+    step = partial(
+        PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device)
+    )
     return measure_step(step, repetitions, device)
 
 
@@ -33,4 +39,8 @@ def measure_step(step: Callable[[], object], repetitions: int, device: torch.dev
     cpu = cpu_seconds()
     milliseconds = time_calls(step, device, 0, repetitions)
     cpu = cpu_seconds() - cpu
-    return {"milliseconds": milliseconds, "cpu_seconds": cpu, "peak_memory_gib": peak_memory_gib(device)}
+    return {
+        "milliseconds": milliseconds,
+        "cpu_seconds": cpu,
+        "peak_memory_gib": peak_memory_gib(device),
+    }

@@ -14,23 +14,37 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks import harness
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import Report, Row, in_fresh_process, matmul_tflops, measure_cases, print_table
-from benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
-from benchmarks.step import measure_config, measure_step
-from common.arguments import between
-from common.devices import choose_device, choose_precision, explain_out_of_memory
-from common.errors import run_command
-from model.adamae import AdaMAE
-from model.config import SIZES, ModelConfig
-from training.accounting import count_flops
-from training.config import Compile
-from training.timing import noise_clip
+from adamae.benchmarks import harness
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import (
+    Report,
+    Row,
+    in_fresh_process,
+    matmul_tflops,
+    measure_cases,
+    print_table,
+)
+from adamae.benchmarks.peers.steps import HUGGING_FACE, PEERS, PUBLISHED, make_step
+from adamae.benchmarks.step import measure_config, measure_step
+from adamae.common.arguments import between
+from adamae.common.devices import choose_device, choose_precision, explain_out_of_memory
+from adamae.common.errors import run_command
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import SIZES, ModelConfig
+from adamae.training.accounting import count_flops
+from adamae.training.config import Compile
+from adamae.training.timing import noise_clip
 
-EAGER, COMPILED, GRAPHS = "this repository", "this repository, compiled", "this repository, CUDA graphs"
+EAGER, COMPILED, GRAPHS = (
+    "this repository",
+    "this repository, compiled",
+    "this repository, CUDA graphs",
+)
 COMPILE: dict[str, Compile] = {EAGER: False, COMPILED: True, GRAPHS: "reduce-overhead"}
-RACES = {"adaptive": (0.95, PUBLISHED), "random": (0.9, HUGGING_FACE)}  # by masking: mask ratio and baseline
+RACES = {
+    "adaptive": (0.95, PUBLISHED),
+    "random": (0.9, HUGGING_FACE),
+}  # by masking: mask ratio and baseline
 LOSS_TOLERANCE = 1e-4  # relative, in fp32
 NOTES = [
     f"`speed_up`: clips/s relative to the baseline ({PUBLISHED}, under adaptive masking, {HUGGING_FACE} under random);"
@@ -55,8 +69,17 @@ def make_model_config(size: str, masking: str) -> ModelConfig:
 def list_cases(batch_sizes: list[int], on_gpu: bool) -> list[Case]:
     """List the races, the baseline first, and what is measured of adaptive masking alone."""
     own = [EAGER, COMPILED] if on_gpu else [EAGER]
-    cases = [Case(masking, name, batch_sizes[0]) for masking, (_, peer) in RACES.items() for name in (peer, *own)]
-    more = [Case("adaptive", name, size) for size in batch_sizes for name in (COMPILED, GRAPHS) if on_gpu]
+    cases = [
+        Case(masking, name, batch_sizes[0])
+        for masking, (_, peer) in RACES.items()
+        for name in (peer, *own)
+    ]
+    more = [
+        Case("adaptive", name, size)
+        for size in batch_sizes
+        for name in (COMPILED, GRAPHS)
+        if on_gpu
+    ]
     return list(dict.fromkeys(cases + more))
 
 
@@ -83,7 +106,9 @@ def measure(size: str, repetitions: int, case: Case) -> Row:
     if case.implementation in PEERS:
         step = make_step(case.implementation, config, noise_clip(config, case.batch_size, device))
         return measure_step(step, repetitions, device)
-    found = measure_config(config, case.batch_size, repetitions, device, COMPILE[case.implementation])
+    found = measure_config(
+        config, case.batch_size, repetitions, device, COMPILE[case.implementation]
+    )
     if case.implementation == GRAPHS:  # what replayed kernels write does not count as allocated
         found["peak_memory_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
     return found
@@ -104,7 +129,9 @@ def make_row(case: Case, rounds: list[Row]) -> Row:
     }
     if not torch.cuda.is_available():
         clips = case.batch_size * len(rounds[0]["milliseconds"])
-        row["cpu_ms_per_clip"] = round(min(found["cpu_seconds"] for found in rounds) * 1e3 / clips, 1)
+        row["cpu_ms_per_clip"] = round(
+            min(found["cpu_seconds"] for found in rounds) * 1e3 / clips, 1
+        )
     return row
 
 
@@ -133,9 +160,13 @@ def speed(row: Row) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--batch-size", type=between(1), nargs="+", help="default: 64 and 128 on a GPU, 2 on a CPU")
+    parser.add_argument(
+        "--batch-size", type=between(1), nargs="+", help="default: 64 and 128 on a GPU, 2 on a CPU"
+    )
     parser.add_argument("--rounds", type=between(1), default=2)
-    parser.add_argument("--repetitions", type=between(1), help="steps per round; default: 30 on a GPU, 4 on a CPU")
+    parser.add_argument(
+        "--repetitions", type=between(1), help="steps per round; default: 30 on a GPU, 4 on a CPU"
+    )
     options = parser.parse_args(arguments)
     device = choose_device()
     on_gpu = device.type == "cuda"
@@ -147,8 +178,12 @@ def main(arguments: list[str] | None = None) -> None:
     report.about |= {"checked": checked, "precision": precision, "matmul_tflops": matmul}
     bounds = {m: matmul * 1e12 / count_flops(make_model_config(options.size, m), 1) for m in RACES}
     cases = list_cases(options.batch_size or ([64, 128] if on_gpu else [2]), on_gpu)
-    measure_case = partial(in_fresh_process, measure, options.size, options.repetitions or (30 if on_gpu else 4))
-    print_table(measure_cases(report, cases, measure_case, partial(make_rows, bounds), options.rounds))
+    measure_case = partial(
+        in_fresh_process, measure, options.size, options.repetitions or (30 if on_gpu else 4)
+    )
+    print_table(
+        measure_cases(report, cases, measure_case, partial(make_rows, bounds), options.rounds)
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 UNKNOWN = "unrecognized arguments: "
 
@@ -15,14 +15,18 @@ class ArgumentParser(argparse.ArgumentParser):
     """A parser whose help is a module's docstring, and which raises InputError where argparse would print its usage."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+        )
 
     def error(self, message: str) -> NoReturn:
         first = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
         if message.startswith(UNKNOWN) and first.startswith("-"):
             known = [option for action in self._actions for option in action.option_strings]
             similar = difflib.get_close_matches(first, known, n=1)
-            message = f"there is no option {first}" + (f": did you mean {similar[0]}?" if similar else "")
+            message = f"there is no option {first}" + (
+                f": did you mean {similar[0]}?" if similar else ""
+            )
         message = message.removeprefix("argument ") + ("" if message.endswith("?") else ";")
         raise InputError(f"{message} `{self.prog} --help` lists every option")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.errors import name_disk_errors
+from adamae.common.errors import name_disk_errors
 
 
 @contextmanager

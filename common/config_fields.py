@@ -14,10 +14,15 @@ import operator
 from collections.abc import Iterator
 from typing import Any, TypeVar, get_args
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 T = TypeVar("T")
-LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+LIMITS = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
 
 
 def option(default: T, *, free: bool = False, **limits: float) -> T:
@@ -40,8 +45,16 @@ def check_ranges(config: Any, section: str = "") -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         limits = field.metadata.get("limits", {})
-        if not (math.isfinite(value) and all(LIMITS[name](value, limit) for name, limit in limits.items())):
-            expected = " and ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()) or "finite"
+        if not (
+            math.isfinite(value)
+            and all(LIMITS[name](value, limit) for name, limit in limits.items())
+        ):
+            expected = (
+                " and ".join(
+                    f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()
+                )
+                or "finite"
+            )
             finite = "" if math.isfinite(value) or not limits else "finite, "
             null = ", or null" if type(None) in get_args(field.type) else ""
             key = f"{section}.{field.name}" if section else field.name

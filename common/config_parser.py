@@ -12,11 +12,18 @@ from functools import partial
 from pathlib import Path
 
 import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, get_loader, set_loader, set_parsing_settings
+from jsonargparse import (
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
-from common.config_fields import flatten
-from common.errors import InputError
-from common.yaml_io import parse_yaml, read_yaml
+from adamae.common.config_fields import flatten
+from adamae.common.errors import InputError
+from adamae.common.yaml_io import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 # jsonargparse reads YAML itself, also files that a configuration names: they get the same bounds.
@@ -40,20 +47,32 @@ class ConfigParser(ArgumentParser):
     def __init__(self, prog: str, usage: str, description: str, settings: type) -> None:
         """Accept the fields of the dataclass `settings`, and of those in it as `section.field=value`."""
         super().__init__(
-            prog=prog, usage=usage, description=description, formatter_class=_Formatter, exit_on_error=False
+            prog=prog,
+            usage=usage,
+            description=description,
+            formatter_class=_Formatter,
+            exit_on_error=False,
         )
         self.add_argument(
-            "--config", action="config", help="YAML file with any of the keys below; later files override"
+            "--config",
+            action="config",
+            help="YAML file with any of the keys below; later files override",
         )
         self.add_class_arguments(settings)
         for action in self._actions:
-            if type(action).__name__ == "_ActionConfigLoad":  # a whole section from a file: possible, but not needed
+            if (
+                type(action).__name__ == "_ActionConfigLoad"
+            ):  # a whole section from a file: possible, but not needed
                 action.help = SUPPRESS
 
     def parse(self, arguments: list[str]) -> Namespace:
         """Return the parsed values, dataclasses instantiated; raises InputError on unknown keys and wrong types."""
         options = split_overrides(arguments)
-        names = (option[2:].partition("=")[0].rstrip("+") for option in options if option.startswith("--"))
+        names = (
+            option[2:].partition("=")[0].rstrip("+")
+            for option in options
+            if option.startswith("--")
+        )
         self.require_known(name for name in names if name not in ("help", "print_config"))
         try:
             for file in _config_files(options):
@@ -62,9 +81,15 @@ class ConfigParser(ArgumentParser):
             return self.instantiate_classes(self.parse_args(options))
         except InputError:
             raise
-        except Exception as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
+        except (
+            Exception
+        ) as error:  # jsonargparse raises its own, argparse's, YAML's and the types' errors
             sentence = f"{self.explain(' '.join(str(error).split()))}; `{self.prog} --help` lists every key"
-            causes = (cause for cause in (error.__cause__, error.__context__) if isinstance(cause, InputError))
+            causes = (
+                cause
+                for cause in (error.__cause__, error.__context__)
+                if isinstance(cause, InputError)
+            )
             raise next(causes, InputError(sentence)) from error
 
     def explain(self, message: str) -> str:
@@ -84,10 +109,16 @@ class ConfigParser(ArgumentParser):
         known = [action.dest for action in self._actions if action.dest not in ("help", SUPPRESS)]
         for key in keys:
             if key.replace("-", "_") not in known:
-                same_name = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-                similar = " or ".join(same_name or difflib.get_close_matches(key, known, n=2, cutoff=0.7))
+                same_name = [
+                    other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]
+                ]
+                similar = " or ".join(
+                    same_name or difflib.get_close_matches(key, known, n=2, cutoff=0.7)
+                )
                 suggestion = f"did you mean {similar}? " if similar else ""
-                raise InputError(f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key")
+                raise InputError(
+                    f"{where}there is no key {key}: {suggestion}`{self.prog} --help` lists every key"
+                )
 
 
 def split_overrides(arguments: Iterable[str]) -> list[str]:
@@ -109,6 +140,10 @@ def _config_files(options: list[str]) -> list[Path]:
         if not file.is_file():
             others = {str(other) for other in file.parent.glob("*.y*ml")}
             similar = difflib.get_close_matches(str(file), others, n=1)
-            suggestion = f"did you mean {similar[0]}?" if similar else "give a YAML file of train.py's options"
+            suggestion = (
+                f"did you mean {similar[0]}?"
+                if similar
+                else "give a YAML file of train.py's options"
+            )
             raise InputError(f"--config {file} is no file: {suggestion}")
     return files

@@ -28,6 +28,8 @@ def _list_quotas(root: Path) -> Iterator[float]:
             group = top / path.lstrip("/")
             for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # no such group; no quota: "max"
-                    quota, period = map(int, " ".join((folder / file).read_text() for file in files).split())
+                    quota, period = map(
+                        int, " ".join((folder / file).read_text() for file in files).split()
+                    )
                     if quota > 0:
                         yield quota / period

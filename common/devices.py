@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 Precision = Literal["bf16", "fp32"]
 
@@ -59,7 +59,9 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
             " to cpu"
         )
     if index >= count:
-        raise InputError(f"PyTorch finds {count} GPUs on this node, none for local rank {index}: start fewer processes")
+        raise InputError(
+            f"PyTorch finds {count} GPUs on this node, none for local rank {index}: start fewer processes"
+        )
     return torch.device("cuda", index)
 
 
@@ -91,7 +93,9 @@ def check_capability(index: int) -> None:
         )
 
 
-def to_device(numbers: Sequence[float] | Sequence[Sequence[int]] | np.ndarray, device: torch.device) -> Tensor:
+def to_device(
+    numbers: Sequence[float] | Sequence[Sequence[int]] | np.ndarray, device: torch.device
+) -> Tensor:
     """Copy numbers to the device as int64 or fp32, or in an array's type.
 
     From pinned memory: other copies wait for all queued GPU work.
@@ -106,23 +110,31 @@ def choose_precision(device: torch.device, wanted: Precision) -> Precision:
     """
     if wanted == "fp32" or device.type != "cpu":
         return wanted
-    supported = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    supported = (
+        torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
     if platform.machine() in ("x86_64", "AMD64"):
         # oneDNN claims support on any AVX-512 CPU; without these instructions it runs at a fifth of fp32's speed.
-        supported = supported and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        supported = supported and (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        )
     return "bf16" if supported else "fp32"
 
 
 def autocast_to(device: torch.device, wanted: Precision) -> torch.autocast:
     """Return an autocast context: bf16 if wanted and supported; weights stay in fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=choose_precision(device, wanted) == "bf16")
+    return torch.autocast(
+        device.type, torch.bfloat16, enabled=choose_precision(device, wanted) == "bf16"
+    )
 
 
 def get_device_name(device: torch.device) -> str:
     """Return the model name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    models = re.findall(
+        r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return models[0] if models else platform.machine()
 
 
@@ -132,5 +144,7 @@ def explain_out_of_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        facts = str(error).split(". ")  # "CUDA out of memory. Tried to allocate … . GPU 0 has a total capacity of … ."
+        facts = str(error).split(
+            ". "
+        )  # "CUDA out of memory. Tried to allocate … . GPU 0 has a total capacity of … ."
         raise InputError(f"{'; '.join(facts[:3])}: {advice}") from error

@@ -11,10 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from common.logging import escape, log
+from adamae.common.logging import escape, log
 
 # Import name -> pip name of packages that are imported only where they are used; the rest works without them.
-LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "wandb": "'adamae[wandb]'"}
+LAZY_PACKAGES = {
+    "nvidia": "nvidia-dali-cuda130",
+    "jsonargparse": "jsonargparse",
+    "wandb": "'adamae[wandb]'",
+}
 # In CUDA's words, and what to do about a GPU that cannot be used.
 GPU_ERRORS = {
     "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
@@ -22,9 +26,18 @@ GPU_ERRORS = {
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (
-    *DISK_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
-    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-)  # fmt: skip
+    *DISK_FULL,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 
 T = TypeVar("T")
 
@@ -37,7 +50,10 @@ def exit_on_interrupt(*_: object) -> None:
 
 # Not in the programs of others, which import this too, and not where Ctrl-C is ignored, as nohup has it.
 MAIN = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
-if Path(__file__).parents[1] in MAIN.parents[:2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+if (
+    Path(__file__).resolve().parents[1] in MAIN.parents[:2]
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
     signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
@@ -81,9 +97,14 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in LAZY_PACKAGES:
             raise
-        _exit(f"error: the package {module} is not installed: pip install {LAZY_PACKAGES[module]}", 2)
+        _exit(
+            f"error: the package {module} is not installed: pip install {LAZY_PACKAGES[module]}", 2
+        )
     except KeyboardInterrupt:
-        _exit(f"interrupted{'; progress is saved, re-run the same command to resume' if resumable else ''}", 130)
+        _exit(
+            f"interrupted{'; progress is saved, re-run the same command to resume' if resumable else ''}",
+            130,
+        )
     except BrokenPipeError:
         # The reader of our output has exited (`… | head`): not an error, but stdout must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

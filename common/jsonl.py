@@ -9,7 +9,9 @@ from typing import Any
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read all valid lines; one that a kill or a full disk has cut short is skipped."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""  # a bad byte costs its line
+    text = (
+        path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    )  # a bad byte costs its line
     found: list[Any] = []
     for line in text.splitlines():
         with suppress(ValueError, RecursionError):

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from filelock import FileLock
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 MAX_BYTES = 2**16  # parsing takes up to 4 s; a configuration with all its comments has 10 kB
 MAX_DEPTH = 20  # parsing takes the square of the depth
@@ -24,7 +24,9 @@ def read_yaml(file: Path) -> Any:
     try:
         return parse_yaml(content.decode("utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{file} is damaged ({' '.join(str(error).split())}): restore or correct it") from error
+        raise InputError(
+            f"{file} is damaged ({' '.join(str(error).split())}): restore or correct it"
+        ) from error
 
 
 def parse_yaml(text: str, reader: Callable[[str], Any] = yaml.safe_load) -> Any:
@@ -33,7 +35,9 @@ def parse_yaml(text: str, reader: Callable[[str], Any] = yaml.safe_load) -> Any:
         raise yaml.YAMLError(f"larger than {MAX_BYTES // 2**10} KiB")
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MAX_DEPTH:
             raise yaml.YAMLError(f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):

@@ -13,22 +13,22 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from common.arithmetic import ceil_div
-from common.errors import InputError
-from common.logging import log, printable
-from pipeline.config import DataConfig
-from pipeline.decoding.sources import decode_frames, scale_frames
-from pipeline.planning.crops import FrameSize, view_crop
-from pipeline.planning.plan import check_strides, frame_step, strided_frames
-from pipeline.reading.storage import is_remote
-from pipeline.shards.arrays import FPS, is_array, map_frames
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DATASET_FILE, Sample
-from pipeline.video_error import VideoError
-from pipeline.videos.segment import Segment
-from pipeline.videos.source_video import SourceVideo
-from shard_tools.inputs import Item, ListOptions, read_inputs
-from shard_tools.inputs.location import local_copy
+from adamae.common.arithmetic import ceil_div
+from adamae.common.errors import InputError
+from adamae.common.logging import log, printable
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.sources import decode_frames, scale_frames
+from adamae.pipeline.planning.crops import FrameSize, view_crop
+from adamae.pipeline.planning.plan import check_strides, frame_step, strided_frames
+from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.shards.arrays import FPS, is_array, map_frames
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import DATASET_FILE, Sample
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.segment import Segment
+from adamae.pipeline.videos.source_video import SourceVideo
+from adamae.shard_tools.inputs import Item, ListOptions, read_inputs
+from adamae.shard_tools.inputs.location import local_copy
 
 
 class Clip(NamedTuple):
@@ -94,7 +94,10 @@ def read_clips(
             except VideoError as error:
                 if len(sources) == 1 and source.sample is None:
                     raise InputError(f"{place} cannot be decoded: {error}") from error
-                log(f"skipped {printable(source.name)}, which cannot be decoded: {error}", sys.stderr)
+                log(
+                    f"skipped {printable(source.name)}, which cannot be decoded: {error}",
+                    sys.stderr,
+                )
                 continue
             name = _make_unique(source.name, used)
             used.add(name)
@@ -119,7 +122,10 @@ def _read_middle(
             num_stored = None
             frames = find_frames(content, source.segment)
         step = frame_step(frames.fps, stored_stride, data)
-        numbers = [frames.first + number for number in strided_frames(frames.num_frames, num_frames, step, 0.5)]
+        numbers = [
+            frames.first + number
+            for number in strided_frames(frames.num_frames, num_frames, step, 0.5)
+        ]
         clip = resize_and_crop(decode_frames(content, numbers, num_stored), image_size)
         return clip, numbers, frames.fps
 
@@ -159,7 +165,13 @@ def _list_samples(dataset: ShardDataset, data: DataConfig) -> Iterator[Source]:
     for index, sample in enumerate(dataset.samples):
         name = sample.key.replace("/", "_")
         shard = Path(dataset.shards[int(dataset.shard_of(index))])
-        yield Source(name, describe_sample(dataset, sample), shard, partial(_open_sample, dataset, index), sample)
+        yield Source(
+            name,
+            describe_sample(dataset, sample),
+            shard,
+            partial(_open_sample, dataset, index),
+            sample,
+        )
 
 
 @contextmanager
@@ -177,10 +189,14 @@ def _make_source(item: Item) -> Source:
         parts.append(item.segment)
     file = Path(item.location if isinstance(item.location, str) else item.location.archive)
     open_here = partial(local_copy, item.location)
-    return Source("_".join(parts), printable(item.name), file, open_here, None, segment, item.problem)
+    return Source(
+        "_".join(parts), printable(item.name), file, open_here, None, segment, item.problem
+    )
 
 
-def resize_and_crop(frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]) -> UInt8[Tensor, "T h w C"]:
+def resize_and_crop(
+    frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]
+) -> UInt8[Tensor, "T h w C"]:
     """Scale the center of frames, as large as possible, to `image_size`: a square's side, or height and width."""
     size = FrameSize.of(image_size)
     x, y, width, height = view_crop(frames.shape[2], frames.shape[1], 0, 1, size)

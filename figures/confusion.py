@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from common.logging import escape
+from adamae.common.logging import escape
 
 MAX_TICKS = 40  # class names beside the matrix
 MAX_COUNTS = 25  # classes whose numbers of videos can be read in it
@@ -25,9 +25,13 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     if len(names) <= MAX_COUNTS:
         for (row, column), count in np.ndenumerate(table):
             color = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:.0f}", ha="center", va="center", color=color, fontsize=8)
+            axes.text(
+                column, row, f"{count:.0f}", ha="center", va="center", color=color, fontsize=8
+            )
     if len(names) <= MAX_TICKS:
-        ticks = [escape(name).replace("$", r"\$") for name in names]  # between two dollars would be a formula
+        ticks = [
+            escape(name).replace("$", r"\$") for name in names
+        ]  # between two dollars would be a formula
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(image, ax=axes, fraction=0.046, label="fraction of the true label's videos")

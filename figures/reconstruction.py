@@ -11,13 +11,16 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor
 
-from common.logging import escape
-from figures.sheet import MIN_WIDTH, Layout, Row, render_sheet
-from model.config import ModelConfig
-from model.maps import Maps
-from pipeline.shards.arrays import to_rgb
+from adamae.common.logging import escape
+from adamae.figures.sheet import MIN_WIDTH, Layout, Row, render_sheet
+from adamae.model.config import ModelConfig
+from adamae.model.maps import Maps
+from adamae.pipeline.shards.arrays import to_rgb
 
-VISIBLE, MASKED = 255, 0  # grays of the mask; white too are patches of the error map that are visible
+VISIBLE, MASKED = (
+    255,
+    0,
+)  # grays of the mask; white too are patches of the error map that are visible
 MAX_COLUMNS = 16
 OPACITY = 0.55  # of a map over the frames
 COLORMAP = "plasma"  # ordered in grayscale, for any color vision, and stands out on gray frames
@@ -31,14 +34,18 @@ def make_rows(maps: Maps, title: str = "") -> dict[str, Row]:
     features, and `probability` where the masking strategy has none.
     """
     frames, channels = _first(maps.frames), maps.frames.shape[-1]
-    note = "" if channels in (1, 3) else f"\n(first {3 if channels > 3 else 1} of {channels} channels)"
+    note = (
+        "" if channels in (1, 3) else f"\n(first {3 if channels > 3 else 1} of {channels} channels)"
+    )
     rows = {"frames": Row((title or "frames") + note, frames)}
     if maps.reconstruction is not None and maps.visible_stats is None:
         rows["reconstruction"] = Row("reconstruction", _first(maps.reconstruction))
     elif maps.reconstruction is not None and maps.visible_stats is not None:
         found = _first(maps.reconstruction), _first(maps.visible_stats)
         rows["true_stats"] = Row("reconstruction\n(patch statistics\nfrom ground truth)", found[0])
-        rows["reconstruction"] = Row("reconstruction\n(statistics interpolated\nfrom visible patches)", found[1])
+        rows["reconstruction"] = Row(
+            "reconstruction\n(statistics interpolated\nfrom visible patches)", found[1]
+        )
     error = maps.error[0].cpu().numpy()
     rows["error"] = _map_row(f"error (mean {np.nanmean(error):.3f})", error, len(frames))
     if maps.probability is not None:
@@ -72,7 +79,9 @@ def render_figure(
 ) -> Image.Image:
     """Stack rows, a column per token frame, or per several of long clips, with the `times` of the frames (in seconds)
     below."""
-    columns = range(0, len(rows[0].cells), config.tubelet_size * math.ceil(config.grid[0] / MAX_COLUMNS))
+    columns = range(
+        0, len(rows[0].cells), config.tubelet_size * math.ceil(config.grid[0] / MAX_COLUMNS)
+    )
     layout = Layout.fit(rows, len(columns), min_width)
     return render_sheet(rows, columns, layout, [f"{times[frame]:.2f} s" for frame in columns])
 
@@ -81,7 +90,9 @@ def color_features(features: Float[Tensor, "t h w D"]) -> UInt8[np.ndarray, "t h
     """Show the first three principal components of a clip's features as red, green and blue (as DINOv2)."""
     flat = features.flatten(0, 2) - features.mean(dim=(0, 1, 2))
     directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -3:].flip(1)
-    directions = directions * directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
+    directions = (
+        directions * directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
+    )
     projected = flat @ directions
     low, high = projected.quantile(torch.tensor([0.02, 0.98], device=flat.device), dim=0)
     colors = ((projected - low) / (high - low).clamp_min(1e-12)).clamp(0, 1) * 255
@@ -98,7 +109,9 @@ def _map_row(label: str, values: Float[np.ndarray, "t h w"], num_frames: int) ->
     fractions = (values - low) / max(high - low, 1e-12)
     colors = colormaps[COLORMAP](np.nan_to_num(fractions), bytes=True)[..., :3]
     colors[np.isnan(values)] = VISIBLE
-    return Row(f"{label}\nblue {low:.2f} … yellow {high:.2f}", _spread(colors, num_frames), is_map=True)
+    return Row(
+        f"{label}\nblue {low:.2f} … yellow {high:.2f}", _spread(colors, num_frames), is_map=True
+    )
 
 
 def _spread(cells: UInt8[np.ndarray, "t h w 3"], num_frames: int) -> UInt8[np.ndarray, "T h w 3"]:

@@ -11,11 +11,13 @@ from jaxtyping import UInt8
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
-from common.arithmetic import ceil_div
-from common.atomic_io import atomic_write
+from adamae.common.arithmetic import ceil_div
+from adamae.common.atomic_io import atomic_write
 
 MIN_WIDTH = 1600  # pixels of a sheet
-MIN_CELL = 100  # pixels of a frame's width in it; where there are more frames, the sheet becomes wider
+MIN_CELL = (
+    100  # pixels of a frame's width in it; where there are more frames, the sheet becomes wider
+)
 GAP = 4
 ANIMATED_CELL, ANIMATED_LABEL, ANIMATED_FONT = 160, 180, 12
 FRAME_MS = 160  # of an animation
@@ -23,7 +25,9 @@ FRAME_MS = 160  # of an animation
 
 class Row(NamedTuple):
     label: str
-    cells: UInt8[np.ndarray, "T h w 3"]  # one per frame of the clip: its pixels, or the tokens of a map
+    cells: UInt8[
+        np.ndarray, "T h w 3"
+    ]  # one per frame of the clip: its pixels, or the tokens of a map
     is_map: bool = False
 
     @property
@@ -34,7 +38,9 @@ class Row(NamedTuple):
     def render(self, frame: int, height: int) -> Image.Image:
         """Scale a cell to `height` pixels; tokens keep their edges."""
         resampling = Image.Resampling.NEAREST if self.is_map else Image.Resampling.BICUBIC
-        return Image.fromarray(self.cells[frame]).resize((max(1, round(self.aspect * height)), height), resampling)
+        return Image.fromarray(self.cells[frame]).resize(
+            (max(1, round(self.aspect * height)), height), resampling
+        )
 
 
 class Layout(NamedTuple):
@@ -58,11 +64,20 @@ def render_sheet(
     """Stack rows, each with its label and its frames `columns`; below, a caption for each column."""
     width, side = layout.width + GAP, layout.height + GAP
     foot = 2 * layout.font if captions else 0
-    canvas = Image.new("RGB", (layout.label + len(columns) * width, len(rows) * side + foot), "white")
+    canvas = Image.new(
+        "RGB", (layout.label + len(columns) * width, len(rows) * side + foot), "white"
+    )
     for number, row in enumerate(rows):
-        draw_text(canvas, (GAP, number * side + GAP), _wrap(row.label, layout.label, layout.font), layout.font)
+        draw_text(
+            canvas,
+            (GAP, number * side + GAP),
+            _wrap(row.label, layout.label, layout.font),
+            layout.font,
+        )
         for column, frame in enumerate(columns):
-            canvas.paste(row.render(frame, layout.height), (layout.label + column * width, number * side))
+            canvas.paste(
+                row.render(frame, layout.height), (layout.label + column * width, number * side)
+            )
     for column, caption in enumerate(captions):
         draw_text(canvas, (layout.label + column * width, len(rows) * side), caption, layout.font)
     return canvas
@@ -78,7 +93,9 @@ def render_animation(rows: Sequence[Row]) -> list[Image.Image]:
 def save_animation(images: Sequence[Image.Image], path: Path) -> None:
     """Write a GIF."""
     with atomic_write(path) as partial:
-        images[0].save(partial, "GIF", save_all=True, append_images=images[1:], duration=FRAME_MS, loop=0)
+        images[0].save(
+            partial, "GIF", save_all=True, append_images=images[1:], duration=FRAME_MS, loop=0
+        )
 
 
 def save_image(image: Image.Image, path: Path) -> None:
@@ -93,7 +110,9 @@ def draw_text(canvas: Image.Image, corner: tuple[int, int], text: str, size: int
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)  # Pillow's own lacks ×
+    return ImageFont.truetype(
+        Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size
+    )  # Pillow's own lacks ×
 
 
 def _wrap(text: str, width: int, size: int) -> str:

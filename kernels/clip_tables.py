@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from common.arithmetic import round_up
-from common.errors import InputError
+from adamae.common.arithmetic import round_up
+from adamae.common.errors import InputError
 
 # Weights of red and blue in luma: ITU-R BT.601-7 §2.5.1, BT.709-6 §3.2, BT.2020-2 table 4 (non-constant luminance).
 # By FFmpeg's names of these matrices.
-LUMA_WEIGHTS = {"smpte170m": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020nc": (0.2627, 0.0593)}
+LUMA_WEIGHTS = {
+    "smpte170m": (0.299, 0.114),
+    "bt709": (0.2126, 0.0722),
+    "bt2020nc": (0.2627, 0.0593),
+}
 
 
 def frame_bytes(height: int, width: int, sample_bytes: int) -> int:
@@ -24,14 +28,20 @@ def frame_bytes(height: int, width: int, sample_bytes: int) -> int:
 def lay_out_tables(batch: int, frames: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return type and shape of what DecodedClips holds besides the planes."""
     return [
-        ("int64", (batch, frames)), ("int32", (batch, 3)), ("int32", (batch, 4)),
-        ("bool", (batch,)), ("float32", (batch, 3, 4)), ("float32", (batch, 2)),
-    ]  # fmt: skip
+        ("int64", (batch, frames)),
+        ("int32", (batch, 3)),
+        ("int32", (batch, 4)),
+        ("bool", (batch,)),
+        ("float32", (batch, 3, 4)),
+        ("float32", (batch, 2)),
+    ]
 
 
 def slice_tables(batch: int, frames: int) -> list[slice]:
     """Return where in a block of bytes each table lies: one after the other, at multiples of 8."""
-    sizes = [math.prod(shape) * np.dtype(name).itemsize for name, shape in lay_out_tables(batch, frames)]
+    sizes = [
+        math.prod(shape) * np.dtype(name).itemsize for name, shape in lay_out_tables(batch, frames)
+    ]
     starts = accumulate((round_up(size, 8) for size in sizes), initial=0)
     return [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
 
@@ -43,7 +53,9 @@ def count_table_bytes(batch: int, frames: int) -> int:
 def view_tables(block: Any, batch: int, frames: int, library: ModuleType = np) -> list[Any]:
     """View bytes, an array or tensor of `library`, as the tables of DecodedClips."""
     tables = zip(slice_tables(batch, frames), lay_out_tables(batch, frames), strict=True)
-    return [block[place].view(getattr(library, name)).reshape(shape) for place, (name, shape) in tables]
+    return [
+        block[place].view(getattr(library, name)).reshape(shape) for place, (name, shape) in tables
+    ]
 
 
 def color_matrix(colorspace: str, full_range: bool, bits: int) -> Float32[np.ndarray, "3 4"]:
@@ -67,4 +79,6 @@ def color_matrix(colorspace: str, full_range: bool, bits: int) -> Float32[np.nda
     black, luma, chroma = (0, top, top) if full_range else (16 * step, 219 * step, 224 * step)
     y, middle = 255 / luma, 128 * step
     rows = [(y, 255 * u / chroma, 255 * v / chroma) for u, v in of_chroma]
-    return np.array([(*row, -row[0] * black - (row[1] + row[2]) * middle) for row in rows], np.float32)
+    return np.array(
+        [(*row, -row[0] * black - (row[1] + row[2]) * middle) for row in rows], np.float32
+    )

@@ -15,10 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.clip_tables import frame_bytes, lay_out_tables
-from kernels.launch import check, runs_triton, triton_op, wrap_triton
+from adamae.kernels.clip_tables import frame_bytes, lay_out_tables
+from adamae.kernels.launch import check, runs_triton, triton_op, wrap_triton
 
-ROWS, COLUMNS = 16, 32  # of a program's tile: a warp writes 32 neighbors, a thread's four rows share horizontal weights
+ROWS, COLUMNS = (
+    16,
+    32,
+)  # of a program's tile: a warp writes 32 neighbors, a thread's four rows share horizontal weights
 
 
 class DecodedClips(NamedTuple):
@@ -46,8 +49,14 @@ def check_clips(clips: DecodedClips) -> None:
     for name, tensor, (type_name, shape) in zip(clips._fields, clips, layout, strict=True):
         dtype = getattr(torch, type_name)
         fits = tensor.dtype == dtype and tensor.shape == shape and tensor.is_contiguous()
-        check(fits, f"{name} are {tensor.dtype} {tuple(tensor.shape)}: give {dtype} {shape}, contiguous")
-        check(tensor.device == clips.planes.device, f"{name} are on {tensor.device}, planes on {clips.planes.device}")
+        check(
+            fits,
+            f"{name} are {tensor.dtype} {tuple(tensor.shape)}: give {dtype} {shape}, contiguous",
+        )
+        check(
+            tensor.device == clips.planes.device,
+            f"{name} are on {tensor.device}, planes on {clips.planes.device}",
+        )
     if clips.planes.device.type != "cpu":
         return
     # Every box must lie in its frame, and every frame in the planes.
@@ -55,10 +64,16 @@ def check_clips(clips: DecodedClips) -> None:
     for b, (offsets, (height, width, sample_bytes), (x, y, w, h)) in enumerate(tables):
         check(sample_bytes in (1, 2), f"samples of clip {b} have {sample_bytes} bytes: give 1 or 2")
         inside = min(x, y) >= 0 and min(w, h) > 0 and x + w <= width and y + h <= height
-        check(inside, f"the box of clip {b}, {w}x{h} at {x}, {y}, does not lie in its frames of {width}x{height}")
+        check(
+            inside,
+            f"the box of clip {b}, {w}x{h} at {x}, {y}, does not lie in its frames of {width}x{height}",
+        )
         end = len(clips.planes) - frame_bytes(height, width, sample_bytes)
         fit = all(0 <= start <= end for start in offsets)
-        check(fit, f"frames of clip {b} do not lie at its offsets {offsets} in {len(clips.planes)} bytes of planes")
+        check(
+            fit,
+            f"frames of clip {b} do not lie at its offsets {offsets} in {len(clips.planes)} bytes of planes",
+        )
 
 
 def crop_resize(clips: DecodedClips, height: int, width: int) -> Tensor:
@@ -72,23 +87,38 @@ def crop_resize(clips: DecodedClips, height: int, width: int) -> Tensor:
 
 
 def crop_resize_ref(
-    planes: Tensor, offsets: Tensor, sizes: Tensor, boxes: Tensor, flips: Tensor, matrices: Tensor, siting: Tensor,
-    height: int, width: int,
-) -> Tensor:  # fmt: skip
+    planes: Tensor,
+    offsets: Tensor,
+    sizes: Tensor,
+    boxes: Tensor,
+    flips: Tensor,
+    matrices: Tensor,
+    siting: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
     clips = []
     tables = (table.tolist() for table in (offsets, sizes, boxes, flips, siting))
-    for starts, size, (x, y, w, h), flip, (right, below), matrix in zip(*tables, matrices, strict=True):
+    for starts, size, (x, y, w, h), flip, (right, below), matrix in zip(
+        *tables, matrices, strict=True
+    ):
         length = frame_bytes(*size)
         frames = torch.stack([planes[start : start + length] for start in starts])
         luma, *chroma = split_planes(frames, *size)
-        positions = [(torch.arange(n, device=planes.device) + 0.5) * (s / n) + first - 0.5
-                     for n, s, first in ((height, h, y), (width, w, x))]  # fmt: skip
+        positions = [
+            (torch.arange(n, device=planes.device) + 0.5) * (s / n) + first - 0.5
+            for n, s, first in ((height, h, y), (width, w, x))
+        ]
         scales = h / height, w / width
         halves = (positions[0] - below) / 2, (positions[1] - right) / 2
         yuv = [resample_ref(luma, positions, scales, (y, x), (y + h, x + w))]
         for plane in chroma:
             half = scales[0] / 2, scales[1] / 2
-            yuv.append(resample_ref(plane, halves, half, (y // 2, x // 2), ((y + h + 1) // 2, (x + w + 1) // 2)))
+            yuv.append(
+                resample_ref(
+                    plane, halves, half, (y // 2, x // 2), ((y + h + 1) // 2, (x + w + 1) // 2)
+                )
+            )
         rgb = torch.stack(yuv, dim=-1) @ matrix[:, :3].T + matrix[:, 3]
         clips.append(rgb.flip(2) if flip else rgb)
     return (torch.stack(clips).clamp(0, 255) + 0.5).to(torch.uint8)
@@ -103,7 +133,11 @@ def split_planes(frames: Tensor, height: int, width: int, sample_bytes: int) -> 
 
 
 def resample_ref(
-    plane: Tensor, positions: Sequence[Tensor], scales: Sequence[float], first: Sequence[int], end: Sequence[int]
+    plane: Tensor,
+    positions: Sequence[Tensor],
+    scales: Sequence[float],
+    first: Sequence[int],
+    end: Sequence[int],
 ) -> Tensor:
     """Resample the samples from (row, column) `first` to `end` at rows x columns of positions: sample i lies at i."""
     rows, columns = map(triangle_weights, positions, scales, first, end)
@@ -141,31 +175,52 @@ def resample(plane_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left,
     row, y_count, y_slope, y_total = axis_taps(y, y_scale, top, bottom)
     column, x_count, x_slope, x_total = axis_taps(x, x_scale, left, right)
     out = tl.zeros((y.shape[0], x.shape[0]), tl.float32)
-    is_wide = tl.zeros((y.shape[0], x.shape[0]), tl.int32) + sample_bytes == 2  # Triton interprets no mask of one bool
+    is_wide = (
+        tl.zeros((y.shape[0], x.shape[0]), tl.int32) + sample_bytes == 2
+    )  # Triton interprets no mask of one bool
     for i in range(y_count):
         line = tl.zeros((y.shape[0], x.shape[0]), tl.float32)
         for j in range(x_count):
             inside = (row + i < bottom)[:, None] & (column + j < right)[None, :]
-            sample_ptrs = plane_ptr + ((row + i)[:, None] * stride + (column + j)[None, :]) * sample_bytes
+            sample_ptrs = (
+                plane_ptr + ((row + i)[:, None] * stride + (column + j)[None, :]) * sample_bytes
+            )
             low = tl.load(sample_ptrs, mask=inside, other=0).to(tl.int32)
             high = tl.load(sample_ptrs + 1, mask=inside & is_wide, other=0).to(tl.int32)
-            line += triangle(column + j, x, x_slope, right)[None, :] * (low + high * 256).to(tl.float32)
+            line += triangle(column + j, x, x_slope, right)[None, :] * (low + high * 256).to(
+                tl.float32
+            )
         out += triangle(row + i, y, y_slope, bottom)[:, None] * line
     return out / (y_total[:, None] * x_total[None, :])
 
 
 @triton.jit
 def crop_resize_kernel(
-    planes_ptr, offsets_ptr, sizes_ptr, boxes_ptr, flips_ptr, matrices_ptr, siting_ptr, out_ptr, T, H, W,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    planes_ptr,
+    offsets_ptr,
+    sizes_ptr,
+    boxes_ptr,
+    flips_ptr,
+    matrices_ptr,
+    siting_ptr,
+    out_ptr,
+    T,
+    H,
+    W,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """One program per tile of ROWS x COLUMNS pixels of a frame."""
     tiles = tl.cdiv(H, ROWS)
     frame = (tl.program_id(0) // tiles).to(tl.int64)
     b = frame // T
     i = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    rows, columns, size = tl.load(sizes_ptr + b * 3), tl.load(sizes_ptr + b * 3 + 1), tl.load(sizes_ptr + b * 3 + 2)
+    rows, columns, size = (
+        tl.load(sizes_ptr + b * 3),
+        tl.load(sizes_ptr + b * 3 + 1),
+        tl.load(sizes_ptr + b * 3 + 2),
+    )
     left, top = tl.load(boxes_ptr + b * 4), tl.load(boxes_ptr + b * 4 + 1)
     box_w, box_h = tl.load(boxes_ptr + b * 4 + 2), tl.load(boxes_ptr + b * 4 + 3)
     right, bottom = left + box_w, top + box_h
@@ -177,8 +232,13 @@ def crop_resize_kernel(
     luma = resample(luma_ptr, columns, size, y, x, y_scale, x_scale, top, left, bottom, right)
     y, x = (y - tl.load(siting_ptr + b * 2 + 1)) / 2, (x - tl.load(siting_ptr + b * 2)) / 2
     y_scale, x_scale, top, left, bottom, right = (
-        y_scale / 2, x_scale / 2, top // 2, left // 2, (bottom + 1) // 2, (right + 1) // 2
-    )  # fmt: skip
+        y_scale / 2,
+        x_scale / 2,
+        top // 2,
+        left // 2,
+        (bottom + 1) // 2,
+        (right + 1) // 2,
+    )
     stride, u_ptr = (columns + 1) // 2, luma_ptr + rows * columns * size
     v_ptr = u_ptr + (rows + 1) // 2 * stride * size
     u = resample(u_ptr, stride, size, y, x, y_scale, x_scale, top, left, bottom, right)
@@ -187,19 +247,45 @@ def crop_resize_kernel(
     inside = (i < H)[:, None] & (j < W)[None, :]
     for channel in tl.static_range(3):
         row_ptr = matrices_ptr + b * 12 + channel * 4
-        value = tl.load(row_ptr) * luma + tl.load(row_ptr + 1) * u + tl.load(row_ptr + 2) * v + tl.load(row_ptr + 3)
+        value = (
+            tl.load(row_ptr) * luma
+            + tl.load(row_ptr + 1) * u
+            + tl.load(row_ptr + 2) * v
+            + tl.load(row_ptr + 3)
+        )
         value = tl.minimum(tl.maximum(value, 0), 255) + 0.5
         tl.store(out_ptrs + channel, value.to(tl.uint8), mask=inside)
 
 
 @triton_op("crop_resize")
 def crop_resize_op(
-    planes: Tensor, offsets: Tensor, sizes: Tensor, boxes: Tensor, flips: Tensor, matrices: Tensor, siting: Tensor,
-    height: int, width: int,
-) -> Tensor:  # fmt: skip
+    planes: Tensor,
+    offsets: Tensor,
+    sizes: Tensor,
+    boxes: Tensor,
+    flips: Tensor,
+    matrices: Tensor,
+    siting: Tensor,
+    height: int,
+    width: int,
+) -> Tensor:
     batch, frames = offsets.shape
     out = planes.new_empty(batch, frames, height, width, 3)
-    wrap_triton(crop_resize_kernel)[(batch * frames * triton.cdiv(height, ROWS), triton.cdiv(width, COLUMNS))](
-        planes, offsets, sizes, boxes, flips, matrices, siting, out, frames, height, width, ROWS=ROWS, COLUMNS=COLUMNS
+    wrap_triton(crop_resize_kernel)[
+        (batch * frames * triton.cdiv(height, ROWS), triton.cdiv(width, COLUMNS))
+    ](
+        planes,
+        offsets,
+        sizes,
+        boxes,
+        flips,
+        matrices,
+        siting,
+        out,
+        frames,
+        height,
+        width,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
     )
     return out

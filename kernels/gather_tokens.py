@@ -6,7 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_ids, check_shape, rows_contiguous, runs_triton, tiles, triton_op, wrap_triton
+from adamae.kernels.launch import (
+    check,
+    check_ids,
+    check_shape,
+    rows_contiguous,
+    runs_triton,
+    tiles,
+    triton_op,
+    wrap_triton,
+)
 
 
 def gather_tokens(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
@@ -17,7 +26,10 @@ def gather_tokens(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     check_shape("x", x, "B", "N", "D")
     check_ids("ids", ids, x)
     check_shape("the table of positions", table, *x.shape[1:])
-    check(not table.requires_grad, "the table of positions is fixed here: add learnable positions before gathering")
+    check(
+        not table.requires_grad,
+        "the table of positions is fixed here: add learnable positions before gathering",
+    )
     return (gather_tokens_op if runs_triton(x) else gather_tokens_ref)(x, ids, table)
 
 
@@ -27,7 +39,16 @@ def gather_tokens_ref(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
 
 @triton.jit
 def gather_kernel(
-    x_ptr, ids_ptr, table_ptr, out_ptr, stride_b, stride_n, K, D, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    ids_ptr,
+    table_ptr,
+    out_ptr,
+    stride_b,
+    stride_n,
+    K,
+    D,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     programs = tl.cdiv(K, ROWS)
     b = (tl.program_id(0) // programs).to(tl.int64)
@@ -48,7 +69,7 @@ def gather_tokens_op(x: Tensor, ids: Tensor, table: Tensor) -> Tensor:
     grid, sides = tiles(batch, count, width)
     wrap_triton(gather_kernel)[grid](
         x, ids, table.contiguous(), out, x.stride(0), x.stride(1), count, width, **sides
-    )  # fmt: skip
+    )
     return out
 
 

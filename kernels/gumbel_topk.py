@@ -7,8 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_shape, rows_contiguous, runs_triton, triton_op, wrap_triton
-from kernels.noise import gumbel, gumbel_row
+from adamae.kernels.launch import (
+    check,
+    check_shape,
+    rows_contiguous,
+    runs_triton,
+    triton_op,
+    wrap_triton,
+)
+from adamae.kernels.noise import gumbel, gumbel_row
 
 MAX_TOKENS = 16384  # one program holds a row in its registers
 SMALLEST_FINITE = -3.0e38  # keys of finite logits end here, above those of -inf
@@ -16,7 +23,9 @@ SMALLEST = torch.finfo(torch.float32).min
 LOGITS_NOT_FINITE = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
 
-def gumbel_topk(logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk(
+    logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sample k of N tokens per row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
 
     Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Gradients flow through log_probs.
@@ -42,18 +51,26 @@ def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
 
 
-def gumbel_topk_ref(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk_ref(
+    logits: Tensor, k: int, seed: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
-    log_probs = torch.log_softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    log_probs = torch.log_softmax(
+        logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32)
+    )
     with torch.no_grad():
         logits = logits.float()
         largest = logits.amax(dim=1, keepdim=True)
         torch._assert_async(torch.isfinite(largest).all(), LOGITS_NOT_FINITE)
         key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
         key = key.masked_fill(logits == -torch.inf, SMALLEST)
-        visible = key.argsort(dim=1, descending=True, stable=True)[:, :k]  # stable: the smaller index wins a tie
+        visible = key.argsort(dim=1, descending=True, stable=True)[
+            :, :k
+        ]  # stable: the smaller index wins a tie
         is_visible = torch.zeros_like(key, dtype=torch.uint8).scatter_(1, visible, 1)
-        masked_ids, visible_ids = is_visible.argsort(dim=1, stable=True).split((tokens - k, k), dim=1)
+        masked_ids, visible_ids = is_visible.argsort(dim=1, stable=True).split(
+            (tokens - k, k), dim=1
+        )
         return visible_ids.contiguous(), masked_ids.contiguous(), log_probs
 
 
@@ -72,15 +89,26 @@ def kth_largest(bits, k):
     threshold = tl.zeros((), tl.uint32)
     for position in tl.static_range(31, -1, -1):
         candidate = threshold | (1 << position)
-        threshold = tl.where(tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold)
+        threshold = tl.where(
+            tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold
+        )
     return threshold
 
 
 @triton.jit
 def gumbel_topk_kernel(
-    logits_ptr, seed_ptr, offset_ptr, visible_ptr, masked_ptr, log_probs_ptr, is_finite_ptr,
-    stride, tokens, k, QUARTER: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    seed_ptr,
+    offset_ptr,
+    visible_ptr,
+    masked_ptr,
+    log_probs_ptr,
+    is_finite_ptr,
+    stride,
+    tokens,
+    k,
+    QUARTER: tl.constexpr,
+):
     """One program a row: log-softmax, keys, the k-th largest key by bisection on its bits, both id lists."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, 4 * QUARTER)
@@ -89,7 +117,9 @@ def gumbel_topk_kernel(
     shifted = logits - tl.max(logits, axis=0)
     total = tl.sum(tl.exp(shifted), axis=0)
     tl.store(log_probs_ptr + row * tokens + n, shifted - tl.log(total), mask=inside)
-    tl.store(is_finite_ptr + row, total == total)  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
+    tl.store(
+        is_finite_ptr + row, total == total
+    )  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
 
     noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
     key = shifted + noise
@@ -106,11 +136,15 @@ def gumbel_topk_kernel(
     visible = (above != 0) | ((equal != 0) & ((counts >> 16) <= free))
     rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, free)  # visible tokens up to and with n
     tl.store(visible_ptr + row * k + rank - 1, n.to(tl.int64), mask=visible)
-    tl.store(masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=inside & (visible == 0))
+    tl.store(
+        masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=inside & (visible == 0)
+    )
 
 
 @triton_op("gumbel_topk")
-def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel_topk_op(
+    logits: Tensor, k: int, seed: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, tokens = logits.shape
     logits = rows_contiguous(logits)
     visible_ids = logits.new_empty(rows, k, dtype=torch.int64)
@@ -121,9 +155,19 @@ def gumbel_topk_op(logits: Tensor, k: int, seed: Tensor, offset: Tensor) -> tupl
     # 8 tokens a thread up to 4,096 tokens, 16 with 8,192. Only with 32, for 16,384, a few registers spill.
     num_warps = min(16, max(1, size // 256))
     wrap_triton(gumbel_topk_kernel)[(rows,)](
-        logits, seed, offset, visible_ids, masked_ids, log_probs, is_finite, logits.stride(0), tokens, k,
-        QUARTER=max(1, size // 4), num_warps=num_warps,
-    )  # fmt: skip
+        logits,
+        seed,
+        offset,
+        visible_ids,
+        masked_ids,
+        log_probs,
+        is_finite,
+        logits.stride(0),
+        tokens,
+        k,
+        QUARTER=max(1, size // 4),
+        num_warps=num_warps,
+    )
     torch._assert_async(is_finite.all(), LOGITS_NOT_FINITE)
     return visible_ids, masked_ids, log_probs
 
@@ -136,7 +180,12 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> No
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
     (log_probs,) = ctx.saved_tensors
-    return torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype).to(ctx.dtype), None, None, None
+    return (
+        torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype).to(ctx.dtype),
+        None,
+        None,
+        None,
+    )
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 # Set here because Triton 3.10 turns it off by default. No kernel here needs it on or off to be right.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -63,5 +63,11 @@ def check_ids(name: str, ids: Tensor, like: Tensor) -> None:
     """ids must be int64 [B, K] on `like`'s device."""
     check(ids.dtype == torch.int64, f"{name} are {ids.dtype}: give int64")
     is_row_each = ids.ndim == 2 and ids.shape[0] == like.shape[0]
-    check(is_row_each, f"{name} have shape {tuple(ids.shape)}: give one row of ids for each of the {len(like)} clips")
-    check(ids.device == like.device, f"{name} are on {ids.device}, the rest of the input is on {like.device}")
+    check(
+        is_row_each,
+        f"{name} have shape {tuple(ids.shape)}: give one row of ids for each of the {len(like)} clips",
+    )
+    check(
+        ids.device == like.device,
+        f"{name} are on {ids.device}, the rest of the input is on {like.device}",
+    )

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.arithmetic import ceil_div
+from adamae.common.arithmetic import ceil_div
 
 ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -29,7 +29,9 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
     rounds = torch.arange(NUM_ROUNDS, device=seed.device)[:, None]
     keys = torch.stack([seed, seed >> 32]) + rounds * increments
     even = torch.stack(torch.broadcast_tensors(block, row >> 32)) & LOW_32  # counter words 0 and 2
-    odd = torch.stack(torch.broadcast_tensors(row, torch.zeros_like(block)))  # 1 and 3; `even` drops their upper halves
+    odd = torch.stack(
+        torch.broadcast_tensors(row, torch.zeros_like(block))
+    )  # 1 and 3; `even` drops their upper halves
     for key in keys.view(NUM_ROUNDS, 2, 1, 1).unbind():
         odd, previous = (even * multipliers.view(2, 1, 1)).flip(0), odd
         even = (odd >> 32).bitwise_xor_(previous).bitwise_xor_(key).bitwise_and_(LOW_32)

@@ -7,7 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, check_ids, check_shape, rows_contiguous, runs_triton, tiles, triton_op, wrap_triton
+from adamae.kernels.launch import (
+    check,
+    check_ids,
+    check_shape,
+    rows_contiguous,
+    runs_triton,
+    tiles,
+    triton_op,
+    wrap_triton,
+)
 
 
 def scatter_tokens(
@@ -24,7 +33,10 @@ def scatter_tokens(
     check_shape("visible_ids", visible_ids, *features.shape[:2])
     check_shape("the mask token", mask_token, features.shape[2])
     check_shape("the table of positions", table, len(table), features.shape[2])
-    check(not table.requires_grad, "the table of positions is fixed: give one that requires no gradient")
+    check(
+        not table.requires_grad,
+        "the table of positions is fixed: give one that requires no gradient",
+    )
     scatter = scatter_tokens_op if runs_triton(features) else scatter_tokens_ref
     return scatter(features, mask_token, table, visible_ids, masked_ids)
 
@@ -39,9 +51,20 @@ def scatter_tokens_ref(
 
 @triton.jit
 def scatter_kernel(
-    features_ptr, mask_token_ptr, table_ptr, visible_ptr, masked_ptr, out_ptr, stride_b, stride_k, K, M, E,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    features_ptr,
+    mask_token_ptr,
+    table_ptr,
+    visible_ptr,
+    masked_ptr,
+    out_ptr,
+    stride_b,
+    stride_k,
+    K,
+    M,
+    E,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     programs = tl.cdiv(K + M, ROWS)
     b = (tl.program_id(0) // programs).to(tl.int64)
     j = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
@@ -51,11 +74,17 @@ def scatter_kernel(
     ids = tl.load(visible_ptr + b * K + j, mask=visible, other=0)
     ids += tl.load(masked_ptr + b * M + j - K, mask=masked, other=0)
     inside = (j < K + M)[:, None] & (d < E)
-    feature = tl.load(features_ptr + b * stride_b + j[:, None] * stride_k + d, mask=visible[:, None] & (d < E), other=0)
+    feature = tl.load(
+        features_ptr + b * stride_b + j[:, None] * stride_k + d,
+        mask=visible[:, None] & (d < E),
+        other=0,
+    )
     token = tl.load(mask_token_ptr + d, mask=d < E, other=0)
     row = tl.where(visible[:, None], feature.to(tl.float32), token.to(tl.float32))
     row += tl.load(table_ptr + ids[:, None] * E + d, mask=inside).to(tl.float32)
-    tl.store(out_ptr + (b * (K + M) + j[:, None]) * E + d, row.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        out_ptr + (b * (K + M) + j[:, None]) * E + d, row.to(out_ptr.dtype.element_ty), mask=inside
+    )
 
 
 @triton_op("scatter_tokens")
@@ -67,9 +96,19 @@ def scatter_tokens_op(
     out = features.new_empty(batch, count + masked, width)
     grid, sides = tiles(batch, count + masked, width)
     wrap_triton(scatter_kernel)[grid](
-        features, mask_token.contiguous(), table.contiguous(), visible_ids.contiguous(), masked_ids.contiguous(), out,
-        features.stride(0), features.stride(1), count, masked, width, **sides,
-    )  # fmt: skip
+        features,
+        mask_token.contiguous(),
+        table.contiguous(),
+        visible_ids.contiguous(),
+        masked_ids.contiguous(),
+        out,
+        features.stride(0),
+        features.stride(1),
+        count,
+        masked,
+        width,
+        **sides,
+    )
     return out
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.casting import Weights, autocast_dtype, cast_together
+from adamae.model.casting import Weights, autocast_dtype, cast_together
 
 
 class LayerNorm(nn.LayerNorm):
@@ -25,7 +25,9 @@ class LayerNorm(nn.LayerNorm):
         dtype = x.dtype if x.is_cuda else torch.float32
         weight, bias = weights or cast_together(self.weights(), dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+            return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(
+                x.dtype
+            )
 
 
 class Dropout(nn.Dropout):
@@ -34,7 +36,9 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training and self.p):
             return input
-        if torch.compiler.is_compiling():  # whose native_dropout samples floats of the input's dtype instead of bools
+        if (
+            torch.compiler.is_compiling()
+        ):  # whose native_dropout samples floats of the input's dtype instead of bools
             kept = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - self.p)
             return torch.ops.aten.native_dropout_backward(input, kept, 1 / (1 - self.p))
         return torch.native_dropout(input, self.p, True)[0]
@@ -83,10 +87,14 @@ class Attention(nn.Module):
         bias = torch.cat(biases) if biases else None
         if context is not None:
             q = F.linear(x, weight[:width], None if bias is None else bias[:width])
-            k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
+            k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(
+                2, dim=-1
+            )
         else:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
-            q = q[:, num_kv_only:]  # cut after the product: rows of what a product reads are cut by a copy
+            q = q[
+                :, num_kv_only:
+            ]  # cut after the product: rows of what a product reads are cut by a copy
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(F.linear(x, proj_weight, proj_bias))
@@ -107,7 +115,9 @@ class Mlp(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], weights: Weights) -> Float[Tensor, "B N D"]:
         weight1, bias1, weight2, bias2 = weights
         hidden = F.linear(x, weight1, bias1)
-        if torch.compiler.is_compiling():  # which recomputes GELU where that is cheaper than keeping it
+        if (
+            torch.compiler.is_compiling()
+        ):  # which recomputes GELU where that is cheaper than keeping it
             return self.drop(F.linear(F.gelu(hidden), weight2, bias2))
         return self.drop(GeluLinear.apply(hidden, weight2, bias2))
 
@@ -152,7 +162,10 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(
-        self, x: Float[Tensor, "B N D"], context: Float[Tensor, "B K D"] | None = None, num_kv_only: int = 0
+        self,
+        x: Float[Tensor, "B N D"],
+        context: Float[Tensor, "B K D"] | None = None,
+        num_kv_only: int = 0,
     ) -> Float[Tensor, "B N-num_kv_only D"]:
         """Attend to x itself, or only to `context`. The first `num_kv_only` tokens give keys and values, but get no
         output: for a last block not read whole."""

@@ -75,7 +75,9 @@ class Cast(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _copy_together(tensors: Weights, dtype: torch.dtype, places: Sequence[Tensor | None]) -> list[Any]:
+def _copy_together(
+    tensors: Weights, dtype: torch.dtype, places: Sequence[Tensor | None]
+) -> list[Any]:
     copies = [
         torch.empty_like(tensor, dtype=dtype) if place is None else place.detach()
         for tensor, place in zip(tensors, places, strict=True)

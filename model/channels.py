@@ -4,12 +4,19 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from common.errors import InputError
-from model.config import ModelConfig
+from adamae.common.errors import InputError
+from adamae.model.config import ModelConfig
 
 Clip = UInt8[Tensor, "B T H W C"]  # C: 3, RGB as decoded, or as many as model.in_channels
-LUMA = (77, 150, 29)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
-STILL, STRENGTH = 115, 40  # of 255: no change, about ImageNet's mean; the deviation of changes, .7 of ImageNet's
+LUMA = (
+    77,
+    150,
+    29,
+)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
+STILL, STRENGTH = (
+    115,
+    40,
+)  # of 255: no change, about ImageNet's mean; the deviation of changes, .7 of ImageNet's
 
 
 def check_channels(channels: int, in_channels: int) -> None:
@@ -33,7 +40,9 @@ def compute_differences(clip: Clip) -> Clip:
     RGB differences (Wang et al. 2016, arXiv 1608.00859) hide the place, by heart of which few videos are learned.
     """
     change = clip.float().diff(dim=1)
-    rms = change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt().clamp_min(1)  # noise alone stays weak
+    rms = (
+        change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt().clamp_min(1)
+    )  # noise alone stays weak
     scaled = (change / rms * STRENGTH + STILL).round().clamp(0, 255).to(clip.dtype)
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
 
@@ -54,5 +63,7 @@ def adapt_channels(clip: Clip, in_channels: int) -> Clip:
         return clip
     if (channels, in_channels) != (3, 1):
         raise InputError(f"the clip has {channels} channels, and the model takes {in_channels}")
-    red, green, blue = (weight * plane for weight, plane in zip(LUMA, clip.int().unbind(-1), strict=True))
+    red, green, blue = (
+        weight * plane for weight, plane in zip(LUMA, clip.int().unbind(-1), strict=True)
+    )
     return ((red + green + blue + 128) >> 8).to(clip.dtype)[..., None]

@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from common.errors import InputError
-from model.blocks import LayerNorm, initialize
-from model.casting import Linear
-from model.channels import Clip
-from model.config import ModelConfig
-from model.encoder import Encoder, encode
-from model.state_dict import load_weights
-from model.tokenizer import Tokenizer
+from adamae.common.errors import InputError
+from adamae.model.blocks import LayerNorm, initialize
+from adamae.model.casting import Linear
+from adamae.model.channels import Clip
+from adamae.model.config import ModelConfig
+from adamae.model.encoder import Encoder, encode
+from adamae.model.state_dict import load_weights
+from adamae.model.tokenizer import Tokenizer
 
 Kind = Literal["linear", "attentive"]
 
@@ -78,12 +78,16 @@ class Probe(nn.Module):
     def forward(self, clip: Clip) -> Float[Tensor, "B classes"]:
         with torch.no_grad():
             features = encode(self, clip)
-        return self.head(self.norm(features.pooled if self.pool is None else self.pool(features.tokens)))
+        return self.head(
+            self.norm(features.pooled if self.pool is None else self.pool(features.tokens))
+        )
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Take tokenizer and encoder of a pre-trained AdaMAE; raises InputError if they do not fit."""
         if "encoder.norm.weight" not in state_dict:
-            raise InputError("a probe needs a pre-trained encoder, and these weights are a classifier's")
+            raise InputError(
+                "a probe needs a pre-trained encoder, and these weights are a classifier's"
+            )
         load_weights(self, state_dict, ("tokenizer.", "encoder."))
 
 
@@ -98,7 +102,9 @@ def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> Video
 def load_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
     """Load the fine-tuned classifier or the probe of these weights; raise InputError where they are of neither."""
     if "head.weight" not in state_dict:
-        raise InputError("these weights have no classification head: fine-tune them, or train a probe, first")
+        raise InputError(
+            "these weights have no classification head: fine-tune them, or train a probe, first"
+        )
     model = make_classifier(state_dict, config)
     load_weights(model, state_dict)
     return model

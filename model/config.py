@@ -10,9 +10,9 @@ from fractions import Fraction
 from math import prod
 from typing import Literal, NamedTuple
 
-from common.config_fields import check_ranges, option
-from common.errors import InputError
-from model.registry import DECODERS, MASKS, TARGETS
+from adamae.common.config_fields import check_ranges, option
+from adamae.common.errors import InputError
+from adamae.model.registry import DECODERS, MASKS, TARGETS
 
 Grid = tuple[int, int, int]  # tokens along time, height and width
 
@@ -123,7 +123,9 @@ class ModelConfig:
         sides = [size] if isinstance(size, int) else list(size)
         if len(sides) not in (1, 2) or min(sides) < 1:
             yield f"model.image_size is {size}: must be a whole number of at least 1, or two: [height, width]"
-        self.image_size = sides[0] if len(set(sides)) == 1 else sides  # one way to say that it is square
+        self.image_size = (
+            sides[0] if len(set(sides)) == 1 else sides
+        )  # one way to say that it is square
         parts = self.dimensions
         for part, width, heads in (
             ("encoder", parts.encoder_width, parts.encoder_heads),
@@ -160,7 +162,9 @@ class ModelConfig:
     @property
     def dimensions(self) -> Size:
         own = {name: getattr(self, name) for name in Size._fields}
-        return SIZES[self.size]._replace(**{name: value for name, value in own.items() if value is not None})
+        return SIZES[self.size]._replace(
+            **{name: value for name, value in own.items() if value is not None}
+        )
 
     @property
     def sampler_dimension(self) -> int:
@@ -169,7 +173,9 @@ class ModelConfig:
     @property
     def frame_size(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        height, width = [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
+        height, width = (
+            [self.image_size] * 2 if isinstance(self.image_size, int) else self.image_size
+        )
         return height, width
 
     @property

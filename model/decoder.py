@@ -5,11 +5,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.scatter_tokens import scatter_tokens
-from model.blocks import Block, LayerNorm
-from model.casting import Linear
-from model.config import ModelConfig
-from model.tokenizer import position_table
+from adamae.kernels.scatter_tokens import scatter_tokens
+from adamae.model.blocks import Block, LayerNorm
+from adamae.model.casting import Linear
+from adamae.model.config import ModelConfig
+from adamae.model.tokenizer import position_table
 
 
 class Decoder(nn.Module):
@@ -25,16 +25,23 @@ class Decoder(nn.Module):
         self.register_buffer("positions", table, persistent=False)
         self.embed = Linear(size.encoder_width, width, bias=False)
         self.mask_token = nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(Block(width, size.decoder_heads) for _ in range(size.decoder_depth))
+        self.blocks = nn.ModuleList(
+            Block(width, size.decoder_heads) for _ in range(size.decoder_depth)
+        )
         self.activation_checkpointing = config.activation_checkpointing
         self.norm = LayerNorm(width, eps=1e-6)
         self.head = Linear(width, num_values)
 
     def forward(
-        self, features: Float[Tensor, "B K D"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"]
+        self,
+        features: Float[Tensor, "B K D"],
+        visible_ids: Int[Tensor, "B K"],
+        masked_ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M P"]:
         """Predict the tokens at masked_ids."""
-        x = scatter_tokens(self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids)
+        x = scatter_tokens(
+            self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids
+        )
         return self.head(self.norm(self.decode(x, visible_ids.shape[1])))
 
     def decode(self, x: Float[Tensor, "B N E"], num_visible: int) -> Float[Tensor, "B M E"]:
@@ -46,7 +53,11 @@ class Decoder(nn.Module):
         return last_block(x, num_kv_only=num_visible)
 
     def run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
-        return checkpoint(block, *inputs, use_reentrant=False) if self.activation_checkpointing else block(*inputs)
+        return (
+            checkpoint(block, *inputs, use_reentrant=False)
+            if self.activation_checkpointing
+            else block(*inputs)
+        )
 
 
 class CrossDecoder(Decoder):

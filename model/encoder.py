@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from common.errors import InputError
-from kernels.gumbel_topk import as_scalar
-from kernels.noise import gumbel
-from model.blocks import Block, LayerNorm
-from model.channels import Clip, prepare_clip
-from model.config import ModelConfig
-from model.masking import AdaptiveMasking, make_masking
-from model.tokenizer import Tokenizer, position_table
+from adamae.common.errors import InputError
+from adamae.kernels.gumbel_topk import as_scalar
+from adamae.kernels.noise import gumbel
+from adamae.model.blocks import Block, LayerNorm
+from adamae.model.channels import Clip, prepare_clip
+from adamae.model.config import ModelConfig
+from adamae.model.masking import AdaptiveMasking, make_masking
+from adamae.model.tokenizer import Tokenizer, position_table
 
 Selection = Literal["adaptive", "motion", "random"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
@@ -36,7 +36,11 @@ class Encoder(nn.Module):
         table = position_table(config.positions, config.grid, size.encoder_width)
         self.register_buffer("positions", table, persistent=False)
         self.blocks = nn.ModuleList(
-            Block(size.encoder_width, size.encoder_heads, drop_path=drop_path * i / max(1, size.encoder_depth - 1))
+            Block(
+                size.encoder_width,
+                size.encoder_heads,
+                drop_path=drop_path * i / max(1, size.encoder_depth - 1),
+            )
             for i in range(size.encoder_depth)  # deeper blocks are dropped more often
         )
         self.norm: nn.Module = LayerNorm(size.encoder_width, eps=1e-6)
@@ -51,7 +55,9 @@ class Encoder(nn.Module):
 class VideoEncoder(nn.Module):
     """Tokenizer and encoder of a pre-trained or fine-tuned model, for features."""
 
-    def __init__(self, config: ModelConfig, has_norm: bool = True, has_sampler: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, has_norm: bool = True, has_sampler: bool = False
+    ) -> None:
         """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
         super().__init__()
         self.config = config
@@ -80,9 +86,13 @@ class VideoEncoder(nn.Module):
         config = self.config
         num_kept = round(keep * config.num_tokens)
         if not 0 < num_kept <= config.num_tokens:
-            raise InputError(f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1")
+            raise InputError(
+                f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1"
+            )
         clip = prepare_clip(clip, config)
-        masking = self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
+        masking = (
+            self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
+        )
         if masking is None:
             raise InputError(
                 "these weights have no token sampler to select tokens by: take those of a pre-training with"
@@ -90,7 +100,9 @@ class VideoEncoder(nn.Module):
             )
         logits = masking.logits(clip, self.tokenizer(clip) if masking.needs_tokens else None)
         zero = as_scalar("seed", 0, logits)
-        return (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
+        return (
+            (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
+        )
 
 
 class EncoderModel(Protocol):
@@ -103,5 +115,7 @@ def encode(model: EncoderModel, clip: Clip, ids: Int[Tensor, "B K"] | None = Non
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
     clip = prepare_clip(clip, model.config)
     positions = model.encoder.positions
-    tokens = model.encoder(model.tokenizer(clip, ids) + (positions if ids is None else positions[ids]))
+    tokens = model.encoder(
+        model.tokenizer(clip, ids) + (positions if ids is None else positions[ids])
+    )
     return Features(tokens.mean(dim=1), tokens)

@@ -9,12 +9,12 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from common.errors import InputError
-from kernels.gumbel_topk import LOGITS_NOT_FINITE
-from kernels.patchify import gather_patches
-from model.adamae import AdaMAE, Output
-from model.channels import Clip, prepare_clip
-from model.config import Grid, ModelConfig
+from adamae.common.errors import InputError
+from adamae.kernels.gumbel_topk import LOGITS_NOT_FINITE
+from adamae.kernels.patchify import gather_patches
+from adamae.model.adamae import AdaMAE, Output
+from adamae.model.channels import Clip, prepare_clip
+from adamae.model.config import Grid, ModelConfig
 
 EPSILON = 1e-6  # added to a patch's standard deviation, as in the target
 
@@ -70,13 +70,17 @@ def reconstruct(model: AdaMAE, clip: Clip, seed: int = 0) -> Maps:
         reconstruction=shown[0],
         visible_stats=shown[1],
         error=error.unflatten(1, config.grid),
-        probability=None if output.log_probs is None else output.log_probs.exp().unflatten(1, config.grid),
+        probability=None
+        if output.log_probs is None
+        else output.log_probs.exp().unflatten(1, config.grid),
         is_masked=is_masked.unflatten(1, config.grid),
         features=features.unflatten(1, config.grid),
     )
 
 
-def _reconstruct_pixels(clip: Clip, output: Output, config: ModelConfig) -> tuple[Clip, Clip | None]:
+def _reconstruct_pixels(
+    clip: Clip, output: Output, config: ModelConfig
+) -> tuple[Clip, Clip | None]:
     """Return `Maps.reconstruction` and `Maps.visible_stats`."""
     (t, h, w), patch = config.grid, config.patch_size
     patches = gather_patches(clip, None, config.tubelet_size, patch)
@@ -88,8 +92,13 @@ def _reconstruct_pixels(clip: Clip, output: Output, config: ModelConfig) -> tupl
         pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
         return rearrange(
             patches.scatter(1, masked[..., None].expand_as(pixels), pixels),
-            "b (t h w) (pt ph pw) c -> b (t pt) (h ph) (w pw) c", t=t, h=h, w=w, ph=patch, pw=patch,
-        )  # fmt: skip
+            "b (t h w) (pt ph pw) c -> b (t pt) (h ph) (w pw) c",
+            t=t,
+            h=h,
+            w=w,
+            ph=patch,
+            pw=patch,
+        )
 
     if not config.normalize_target:
         return fill_in(pred), None
@@ -98,15 +107,21 @@ def _reconstruct_pixels(clip: Clip, output: Output, config: ModelConfig) -> tupl
     known = statistics.take_along_dim(visible, dim=1)
     near = interpolate_from_visible(known, output.visible_ids, output.masked_ids, config.grid)
     (mean, std), (near_mean, near_std) = (
-        values.unsqueeze(2).chunk(2, dim=3) for values in (statistics.take_along_dim(masked, dim=1), near)
+        values.unsqueeze(2).chunk(2, dim=3)
+        for values in (statistics.take_along_dim(masked, dim=1), near)
     )
     return fill_in(pred * std + mean), fill_in(pred * near_std + near_mean)
 
 
 def interpolate_from_visible(
-    values: Float[Tensor, "B K C"], visible_ids: Int[Tensor, "B K"], masked_ids: Int[Tensor, "B M"], grid: Grid
+    values: Float[Tensor, "B K C"],
+    visible_ids: Int[Tensor, "B K"],
+    masked_ids: Int[Tensor, "B M"],
+    grid: Grid,
 ) -> Float[Tensor, "B M C"]:
     """Interpolate by the inverse of the squared distance in the token grid (Shepard 1968)."""
     places = torch.cartesian_prod(*map(torch.arange, grid)).float().to(values.device)
-    weights = torch.cdist(places[masked_ids], places[visible_ids]).pow(-2)  # no distance is 0: no token is both
+    weights = torch.cdist(places[masked_ids], places[visible_ids]).pow(
+        -2
+    )  # no distance is 0: no token is both
     return weights @ values / weights.sum(dim=2, keepdim=True)

@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from common.errors import InputError
-from kernels.gumbel_topk import gumbel_topk
-from model.blocks import Block
-from model.casting import Linear
-from model.channels import Clip, measure_change
-from model.config import SAMPLER_HEADS, ModelConfig
-from model.registry import MASKS, find_class
+from adamae.common.errors import InputError
+from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.model.blocks import Block
+from adamae.model.casting import Linear
+from adamae.model.channels import Clip, measure_change
+from adamae.model.config import SAMPLER_HEADS, ModelConfig
+from adamae.model.registry import MASKS, find_class
 
 Seed = int | Tensor  # a tensor is 0-d, int64, on the clip's device
 CLIPS_AT_ONCE = 8  # recomputed together under activation checkpointing: 78 MiB per clip at ViT-Base, while it lasts
@@ -29,7 +29,9 @@ class Mask(NamedTuple):
 
     visible_ids: Int[Tensor, "B K"]
     masked_ids: Int[Tensor, "B M"]
-    log_probs: Float[Tensor, "B N"] | None  # fp32; None where tokens have no probabilities of their own
+    log_probs: (
+        Float[Tensor, "B N"] | None
+    )  # fp32; None where tokens have no probabilities of their own
 
 
 class MaskingStrategy(nn.Module):
@@ -40,14 +42,18 @@ class MaskingStrategy(nn.Module):
     `num_visible` visible tokens.
     """
 
-    needs_tokens = False  # whether it reads the embeddings of all tokens; they are not made for others
+    needs_tokens = (
+        False  # whether it reads the embeddings of all tokens; they are not made for others
+    )
     learns = False  # whether the sampling loss trains it
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.num_visible = config.num_visible
 
-    def forward(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None, seed: Seed, offset: Seed) -> Mask:
+    def forward(
+        self, clip: Clip, tokens: Float[Tensor, "B N D"] | None, seed: Seed, offset: Seed
+    ) -> Mask:
         """Choose the visible tokens of each clip.
 
         `offset` is the global position of the batch's first clip: a clip gets the same noise in any batch or rank.
@@ -83,7 +89,9 @@ class AdaptiveMasking(MaskingStrategy):
         if config.sampler == "mlp":
             self.body = nn.Sequential(Linear(width, width))
         else:
-            make_block = partial(Block, width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5)
+            make_block = partial(
+                Block, width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5
+            )
             self.body = nn.Sequential(*(make_block() for _ in range(config.sampler_depth)))
         self.logit = nn.Linear(width, 1)
 
@@ -148,7 +156,10 @@ class MotionMasking(MaskingStrategy):
         change = measure_change(clip[:, t:], clip[:, :-t])
         step = reduce(change, "b (t pt) (h ph) (w pw) -> b t h w", "sum", pt=t, ph=p, pw=p)
         step = step.float() / (clip.shape[4] * t * p**2)
-        to_next, to_previous = torch.cat((step, step[:, -1:]), dim=1), torch.cat((step[:, :1], step), dim=1)
+        to_next, to_previous = (
+            torch.cat((step, step[:, -1:]), dim=1),
+            torch.cat((step[:, :1], step), dim=1),
+        )
         return ((to_next + to_previous) / 2).log1p().flatten(1)
 
 
@@ -162,8 +173,14 @@ class MotionShareMasking(MotionMasking):
         ranked = logits.argsort(dim=1, descending=True, stable=True)
         groups = ranked.split((num_moving, num_tokens - num_moving), dim=1)
         chosen = []
-        for stream, (ids, count) in enumerate(zip(groups, (half, self.num_visible - half), strict=True)):
-            kept, left, _ = gumbel_topk(torch.zeros_like(ids, dtype=torch.float32), count, seed ^ stream, offset)
+        for stream, (ids, count) in enumerate(
+            zip(groups, (half, self.num_visible - half), strict=True)
+        ):
+            kept, left, _ = gumbel_topk(
+                torch.zeros_like(ids, dtype=torch.float32), count, seed ^ stream, offset
+            )
             chosen.append((ids.gather(1, kept), ids.gather(1, left)))
-        visible, masked = (torch.cat(ids, dim=1).sort(dim=1).values for ids in zip(*chosen, strict=True))
+        visible, masked = (
+            torch.cat(ids, dim=1).sort(dim=1).values for ids in zip(*chosen, strict=True)
+        )
         return Mask(visible, masked, None)

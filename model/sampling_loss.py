@@ -3,11 +3,13 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.launch import check, check_ids, check_shape
+from adamae.kernels.launch import check, check_ids, check_shape
 
 
 def sampling_loss(
-    log_probs: Float[Tensor, "B N"], masked_ids: Int[Tensor, "B M"], loss_per_token: Float[Tensor, "B M"]
+    log_probs: Float[Tensor, "B N"],
+    masked_ids: Int[Tensor, "B M"],
+    loss_per_token: Float[Tensor, "B M"],
 ) -> Float[Tensor, ""]:
     """Return the mean of -log P_i · loss_i over all masked tokens i of all clips, in fp32.
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 MOST_NAMES = 8  # of each kind of fault
 StateDict = dict[str, Tensor]
@@ -30,13 +30,17 @@ def shapes(state_dict: StateDict) -> Shapes:
     return {name: tuple(value.shape) for name, value in state_dict.items()}
 
 
-def check_keys(wanted: Shapes, given: Shapes, where: str = "checkpoint does not match the model") -> None:
+def check_keys(
+    wanted: Shapes, given: Shapes, where: str = "checkpoint does not match the model"
+) -> None:
     """Raise InputError with what is missing, unexpected and of another shape, at once."""
     both = wanted.keys() & given.keys()
     faults = {
         "missing keys": wanted.keys() - given.keys(),
         "unexpected keys": given.keys() - wanted.keys(),
-        "of another shape": {f"{k} {given[k]} instead of {wanted[k]}" for k in both if wanted[k] != given[k]},
+        "of another shape": {
+            f"{k} {given[k]} instead of {wanted[k]}" for k in both if wanted[k] != given[k]
+        },
     }
     said = [
         f"{kind}: {', '.join(sorted(names)[:MOST_NAMES])}"

@@ -13,13 +13,17 @@ from einops import rearrange, reduce
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from common.errors import InputError
-from kernels.masked_patch_loss import masked_patch_loss
-from model.channels import STILL, Clip, measure_change
-from model.config import Grid, ModelConfig
-from model.registry import TARGETS, find_class
+from adamae.common.errors import InputError
+from adamae.kernels.masked_patch_loss import masked_patch_loss
+from adamae.model.channels import STILL, Clip, measure_change
+from adamae.model.config import Grid, ModelConfig
+from adamae.model.registry import TARGETS, find_class
 
-LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss}
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth-l1": F.smooth_l1_loss,
+}
 
 
 class FrozenTeacher(Protocol):
@@ -45,7 +49,9 @@ class Target(nn.Module):
         free again when activations are kept."""
         return clip
 
-    def forward(self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    def forward(
+        self, prepared: Tensor, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"]:
         """Compute the loss of the tokens at `ids`, in fp32."""
         raise NotImplementedError
 
@@ -67,12 +73,20 @@ class PixelTarget(Target):
         super().__init__(config, teacher)
         self.num_values = config.patch_values
 
-    def forward(self, prepared: Clip, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    def forward(
+        self, prepared: Clip, pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B M"]:
         """Compute the mean squared or absolute error of each token, in fp32."""
         config = self.config
         assert config.loss in ("mse", "l1")
         return masked_patch_loss(
-            pred, prepared, ids, config.tubelet_size, config.patch_size, config.loss, config.normalize_target
+            pred,
+            prepared,
+            ids,
+            config.tubelet_size,
+            config.patch_size,
+            config.loss,
+            config.normalize_target,
         )
 
 
@@ -102,12 +116,18 @@ class MotionEnergyTarget(Target):
         std, mean = torch.std_mean(energy, dim=(1, 2, 3), correction=0, keepdim=True)
         energy = (energy - mean) / std.clamp_min(1e-3)  # a still clip has no energy to predict
         return rearrange(
-            energy, "b (t p) (h y) (w x) -> b (t h w) (p y x)",
-            p=self.config.tubelet_size, y=self.per_side, x=self.per_side,
-        )  # fmt: skip
+            energy,
+            "b (t p) (h y) (w x) -> b (t h w) (p y x)",
+            p=self.config.tubelet_size,
+            y=self.per_side,
+            x=self.per_side,
+        )
 
     def forward(
-        self, prepared: Float[Tensor, "B N P"], pred: Float[Tensor, "B M P"], ids: Int[Tensor, "B M"]
+        self,
+        prepared: Float[Tensor, "B N P"],
+        pred: Float[Tensor, "B M P"],
+        ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
         residual = pred.float() - prepared.take_along_dim(ids[..., None], dim=1)
         return (residual.square() if self.config.loss == "mse" else residual.abs()).mean(dim=2)
@@ -124,7 +144,9 @@ class TeacherTarget(Target):
         """Raise InputError if there is no teacher."""
         super().__init__(config, teacher)
         if teacher is None:
-            raise InputError("model.target=teacher needs a teacher: make it by model.weights.teachers.make_teacher")
+            raise InputError(
+                "model.target=teacher needs a teacher: make it by model.weights.teachers.make_teacher"
+            )
         self.num_values = teacher.width
         self.teacher = teacher
 
@@ -134,7 +156,10 @@ class TeacherTarget(Target):
         return fit_to_grid(self.teacher(clip), self.config.grid)
 
     def forward(
-        self, prepared: Float[Tensor, "B N D"], pred: Float[Tensor, "B M D"], ids: Int[Tensor, "B M"]
+        self,
+        prepared: Float[Tensor, "B N D"],
+        pred: Float[Tensor, "B M D"],
+        ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
         with torch.autocast(pred.device.type, enabled=False):
             target = prepared.take_along_dim(ids[..., None], dim=1).float()

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.patchify import patchify
-from model.casting import Linear, autocast_dtype
-from model.channels import Clip
-from model.config import Grid, ModelConfig
+from adamae.kernels.patchify import patchify
+from adamae.model.casting import Linear, autocast_dtype
+from adamae.model.channels import Clip
+from adamae.model.config import Grid, ModelConfig
 
 
 class Tokenizer(nn.Module):
@@ -24,11 +24,15 @@ class Tokenizer(nn.Module):
 
     def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B K D"]:
         """Embed the tokens at `ids`, or all N of them in (t, h, w) order."""
-        dtype = autocast_dtype(clip, self.projection.weight)  # of the patches from the start: no fp32 copy of the clip
+        dtype = autocast_dtype(
+            clip, self.projection.weight
+        )  # of the patches from the start: no fp32 copy of the clip
         return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
 
 
-def position_table(kind: Literal["flat-1d", "separable-3d"], grid: Grid, width: int) -> Float[Tensor, "N D"]:
+def position_table(
+    kind: Literal["flat-1d", "separable-3d"], grid: Grid, width: int
+) -> Float[Tensor, "N D"]:
     """Make fixed sine-cosine positions: of the flattened token index, or a third of the width for each axis."""
     if kind == "flat-1d":
         return _sine_cosine(prod(grid), width)

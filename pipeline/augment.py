@@ -13,10 +13,10 @@ import torchvision.transforms.v2.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from common.devices import to_device
-from pipeline.decoding.decode_worker import LoadedClip
-from pipeline.planning.augmentations import EraseBox
-from pipeline.planning.plan import PlanRow
+from adamae.common.devices import to_device
+from adamae.pipeline.decoding.decode_worker import LoadedClip
+from adamae.pipeline.planning.augmentations import EraseBox
+from adamae.pipeline.planning.plan import PlanRow
 
 GRAY = 128.0  # fills what a shifted or rotated frame leaves empty
 NOISE_MEAN, NOISE_STD = 116, 58  # ImageNet's, in gray levels
@@ -24,16 +24,29 @@ NOISE_MEAN, NOISE_STD = 116, 58  # ImageNet's, in gray levels
 Frames = UInt8[Tensor, "T C H W"]
 
 
-def augment(clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow | LoadedClip]) -> UInt8[Tensor, "B T H W C"]:
+def augment(
+    clips: UInt8[Tensor, "B T H W C"], rows: Sequence[PlanRow | LoadedClip]
+) -> UInt8[Tensor, "B T H W C"]:
     """Apply each clip's operations in order, then fill its erased box with noise of ImageNet's statistics."""
     aspect = clips.shape[2] / clips.shape[3]
-    warps = [AFFINE[name](strength, aspect) for row in rows for name, strength in row.augment_ops if name in AFFINE]
-    matrices = iter(to_device([number for matrix in warps for number in matrix], clips.device).split(6))
+    warps = [
+        AFFINE[name](strength, aspect)
+        for row in rows
+        for name, strength in row.augment_ops
+        if name in AFFINE
+    ]
+    matrices = iter(
+        to_device([number for matrix in warps for number in matrix], clips.device).split(6)
+    )
     augmented = []
     for clip, row in zip(clips, rows, strict=True):
         frames = clip.permute(0, 3, 1, 2)
         for name, strength in row.augment_ops:
-            frames = warp(frames, next(matrices)) if name in AFFINE else OPERATIONS[name](frames, strength)
+            frames = (
+                warp(frames, next(matrices))
+                if name in AFFINE
+                else OPERATIONS[name](frames, strength)
+            )
         if row.erase_box is not None:
             frames = erase(frames, row.erase_box, seed=row.position)
         augmented.append(frames.permute(0, 2, 3, 1))
@@ -44,7 +57,12 @@ def erase(frames: Frames, box: EraseBox, seed: int) -> Frames:
     frames = frames.clone()
     height, width = frames.shape[-2:]
     top, left = int(box.top * height), int(box.left * width)
-    erased = frames[:, :, top : top + max(1, int(box.height * height)), left : left + max(1, int(box.width * width))]
+    erased = frames[
+        :,
+        :,
+        top : top + max(1, int(box.height * height)),
+        left : left + max(1, int(box.width * width)),
+    ]
     generator = torch.Generator(frames.device).manual_seed(seed)
     noise = torch.randn(erased.shape, generator=generator, device=frames.device)
     erased.copy_((noise * NOISE_STD + NOISE_MEAN).clamp(0, 255))
@@ -55,8 +73,12 @@ def warp(frames: Frames, matrix: Float[Tensor, "6"]) -> Frames:
     """Sample each pixel bilinearly where the affine matrix, in halves of the sides from the center, points to."""
     images = frames.flatten(0, 1)[None].float()
     inside = torch.ones_like(images[:, :1])
-    grid = torch.nn.functional.affine_grid(matrix.view(1, 2, 3), list(inside.shape), align_corners=False)
-    sampled = torch.nn.functional.grid_sample(torch.cat((images, inside), 1), grid, align_corners=False)
+    grid = torch.nn.functional.affine_grid(
+        matrix.view(1, 2, 3), list(inside.shape), align_corners=False
+    )
+    sampled = torch.nn.functional.grid_sample(
+        torch.cat((images, inside), 1), grid, align_corners=False
+    )
     images, inside = sampled[:, :-1], sampled[:, -1:]
     return images.sub_(GRAY).mul_(inside).add_(GRAY).round_().to(torch.uint8).view(frames.shape)
 
@@ -78,13 +100,22 @@ def solarize(frames: Frames, strength: float) -> Frames:
 
 
 def solarize_add(frames: Frames, strength: float) -> Frames:
-    lighter = (frames.to(torch.int16) + min(128, int(110 * abs(strength)))).clamp_(0, 255).to(torch.uint8)
+    lighter = (
+        (frames.to(torch.int16) + min(128, int(110 * abs(strength)))).clamp_(0, 255).to(torch.uint8)
+    )
     return torch.where(frames < 128, lighter, frames)
 
 
 def rotation(strength: float, aspect: float) -> tuple[float, ...]:
     angle = math.radians(30 * strength)
-    return math.cos(angle), math.sin(angle) * aspect, 0, -math.sin(angle) / aspect, math.cos(angle), 0
+    return (
+        math.cos(angle),
+        math.sin(angle) * aspect,
+        0,
+        -math.sin(angle) / aspect,
+        math.cos(angle),
+        0,
+    )
 
 
 def blend_factor(strength: float) -> float:

@@ -14,14 +14,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from common.arithmetic import round_up
-from common.errors import InputError
-from common.logging import format_bytes
-from kernels.clip_tables import count_table_bytes, view_tables
-from pipeline.planning.plan import ClipPlan
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.arithmetic import round_up
+from adamae.common.errors import InputError
+from adamae.common.logging import format_bytes
+from adamae.kernels.clip_tables import count_table_bytes, view_tables
+from adamae.pipeline.planning.plan import ClipPlan
+from adamae.pipeline.shards.dataset import ShardDataset
 
-MAX_GROWTH = 4  # planes of so many times the bytes of their clips are scaled before they are uploaded
+MAX_GROWTH = (
+    4  # planes of so many times the bytes of their clips are scaled before they are uploaded
+)
 ALIGNMENT = 16  # of the tables
 
 
@@ -38,8 +40,12 @@ class BlockLayout(NamedTuple):
         shape = plan.num_frames, *plan.frame_size, dataset.channels
         slot_bytes = clip_bytes = math.prod(shape)
         if upload_planes:  # room for square windows of the stored size: smaller slots make workers scale large videos
-            side = max(min(sizes.max_width, sizes.max_height) for sizes in dataset.info.codecs.values())
-            slot_bytes = min(max(clip_bytes, plan.num_frames * side**2 * 3 // 2), MAX_GROWTH * clip_bytes)
+            side = max(
+                min(sizes.max_width, sizes.max_height) for sizes in dataset.info.codecs.values()
+            )
+            slot_bytes = min(
+                max(clip_bytes, plan.num_frames * side**2 * 3 // 2), MAX_GROWTH * clip_bytes
+            )
         return cls(plan.batch_size, shape, slot_bytes)
 
     @property
@@ -58,7 +64,9 @@ class BlockLayout(NamedTuple):
 
     def slice_tables(self, num_clips: int) -> slice:
         """Return where the tables of a batch of so many clips lie."""
-        return slice(self.tables_start, self.tables_start + count_table_bytes(num_clips, self.clip_shape[0]))
+        return slice(
+            self.tables_start, self.tables_start + count_table_bytes(num_clips, self.clip_shape[0])
+        )
 
     def view_tables(self, block: UInt8[np.ndarray, " bytes"], num_clips: int) -> list[np.ndarray]:
         return view_tables(block[self.slice_tables(num_clips)], num_clips, self.clip_shape[0])

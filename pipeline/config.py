@@ -5,9 +5,9 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config_fields import check_ranges, option
-from common.cpus import count_cpus
-from common.errors import InputError
+from adamae.common.config_fields import check_ranges, option
+from adamae.common.cpus import count_cpus
+from adamae.common.errors import InputError
 
 Decoder = Literal["auto", "dali", "pyav"]
 DEFAULT_STRIDE = 4  # the paper's for Kinetics
@@ -89,7 +89,9 @@ class DataConfig:
         if self.weights is not None:
             fits = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             if not fits or not all(0 < weight < math.inf for weight in self.weights):
-                raise InputError(f"data.weights is {self.weights}: must be one number above 0 for each of data.shards")
+                raise InputError(
+                    f"data.weights is {self.weights}: must be one number above 0 for each of data.shards"
+                )
 
     @property
     def workers(self) -> int:

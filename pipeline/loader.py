@@ -25,21 +25,29 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from common.devices import to_device
-from pipeline.clip_memory import BlockLayout, ClipMemory
-from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
-from pipeline.decoding.gpu_codecs import find_gpu_codecs
-from pipeline.decoding.gpu_decoder import GpuDecoder
-from pipeline.decoding.joining import EncodedVideo
-from pipeline.planning.plan import ClipPlan
-from pipeline.quarantine import Quarantine
-from pipeline.shards.dataset import ShardDataset
-from pipeline.upload import upload
-from pipeline.worker_pool import WorkerPool
+from adamae.common.devices import to_device
+from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
+from adamae.pipeline.decoding.gpu_codecs import find_gpu_codecs
+from adamae.pipeline.decoding.gpu_decoder import GpuDecoder
+from adamae.pipeline.decoding.joining import EncodedVideo
+from adamae.pipeline.planning.plan import ClipPlan
+from adamae.pipeline.quarantine import Quarantine
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.upload import upload
+from adamae.pipeline.worker_pool import WorkerPool
 
 COUNTERS = (
-    *("clips", "dali_clips", "batches_ready", "frames_delivered", "frames_decoded", "videos_read", "bytes_read"),
+    *(
+        "clips",
+        "dali_clips",
+        "batches_ready",
+        "frames_delivered",
+        "frames_decoded",
+        "videos_read",
+        "bytes_read",
+    ),
     *("bad_clips", "fallback_clips", "timeouts", "wait_seconds"),
     *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
 )
@@ -51,11 +59,15 @@ class Batch:
     """Clips of one micro-batch, all on the device."""
 
     clip: UInt8[Tensor, "B T H W C"]  # RGB
-    labels: Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]  # -1: none; with several labels per video, ones mark them
+    labels: (
+        Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]
+    )  # -1: none; with several labels per video, ones mark them
     keys: list[str]  # of the videos; those of replacements where videos could not be decoded
     positions: list[int]  # in the plan
     is_last: bool = True  # of this rank's batches of an optimizer step
-    fields: dict[str, list[Any]] = field(default_factory=dict)  # those of data.fields, None where a video has none
+    fields: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # those of data.fields, None where a video has none
 
 
 @dataclass
@@ -93,9 +105,14 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     """Reads and decodes the clips of a plan in the background; a context manager."""
 
     def __init__(
-        self, dataset: ShardDataset, plan: ClipPlan, device: torch.device, config: DataConfig, quarantine: Path | None,
+        self,
+        dataset: ShardDataset,
+        plan: ClipPlan,
+        device: torch.device,
+        config: DataConfig,
+        quarantine: Path | None,
         upload_planes: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
         upload_planes: whether the device makes clips of decoded planes; None: if it is a GPU.
 
@@ -113,7 +130,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
         self._numbers: Iterator[int] = count()  # of batches
         self._pending: deque[PendingBatch] = deque()
-        self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []  # blocks that are being copied
+        self._in_upload: list[
+            tuple[torch.cuda.Event, np.ndarray]
+        ] = []  # blocks that are being copied
         self._counts: Counter[str] = Counter()
         self._gpu_decoder = GpuDecoder(device, plan, config, gpu_codecs, self._counts)
         self._layout = BlockLayout.choose(dataset, plan, self._upload_planes)
@@ -178,7 +197,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     def _top_up(self) -> None:
         """Keep `data.prefetch` batches in the making, fewer if they are large."""
-        max_batches = min(self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes)
+        max_batches = min(
+            self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes
+        )
         while len(self._pending) < max(1, max_batches):
             number = next(self._numbers)
             num_clips = len(self._plan.positions(number))
@@ -194,7 +215,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
     def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
         """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
         crops = self._plan.crops_per_decode
-        num_videos = self._plan.batch_size // crops * self.config.prefetch // (2 * self.config.workers)
+        num_videos = (
+            self._plan.batch_size // crops * self.config.prefetch // (2 * self.config.workers)
+        )
         size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
         for first in range(0, batch.num_clips, size):
             num_clips = min(size, batch.num_clips - first)
@@ -208,7 +231,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._counts.update(result.counts)
             for fault in result.faults:
                 self._counts["bad_clips"] += fault.num_clips
-                self._quarantine.add(fault.sample, fault.reason, self._counts["bad_clips"], self._counts["clips"])
+                self._quarantine.add(
+                    fault.sample, fault.reason, self._counts["bad_clips"], self._counts["clips"]
+                )
 
     def _finish_first(self) -> PendingBatch:
         """Wait for the first batch, and put it on the device."""
@@ -263,7 +288,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         chunks = []
         for result in batch.chunks:
             if result.encoded:
-                self._counts["fallback_clips"] += sum(len(video.rows) for video in result.encoded.values())
+                self._counts["fallback_clips"] += sum(
+                    len(video.rows) for video in result.encoded.values()
+                )
                 chunks.append(result.chunk._replace(is_for_gpu=False))
                 del batch.results[result.chunk.first]
         self._pool.send(chunks, first=True)
@@ -283,7 +310,9 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             batch.clips = upload(batch.block, self._layout, batch.chunks, self._device)
         if self._upload_stream is not None:
             batch.uploaded = self._upload_stream.record_event()
-            self._in_upload = [(event, block) for event, block in self._in_upload if not event.query()]
+            self._in_upload = [
+                (event, block) for event, block in self._in_upload if not event.query()
+            ]
             self._in_upload.append((batch.uploaded, batch.block))
 
     def _await_upload(self, batch: PendingBatch) -> UInt8[Tensor, "B T H W C"]:
@@ -292,22 +321,36 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         if batch.uploaded is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(batch.uploaded)
-            batch.clips.record_stream(stream)  # memory of the other stream: not to be reused while this one reads
+            batch.clips.record_stream(
+                stream
+            )  # memory of the other stream: not to be reused while this one reads
         return batch.clips
 
     def _make_batch(self, batch: PendingBatch) -> Batch:
         clips = self._await_upload(batch)
         loaded: list[LoadedClip] = [clip for result in batch.chunks for clip in result.clips]
         if any(clip.augment_ops or clip.erase_box for clip in loaded):
-            from pipeline.augment import augment  # torchvision takes a second to import; only fine-tuning needs it
+            from adamae.pipeline.augment import (
+                augment,  # torchvision takes a second to import; only fine-tuning needs it
+            )
 
             clips = augment(clips, loaded)
         if self._dataset.info.multi_label:
-            labels = to_device(self._dataset.mark_classes(clip.labels for clip in loaded), self._device)
+            labels = to_device(
+                self._dataset.mark_classes(clip.labels for clip in loaded), self._device
+            )
         else:  # no label, or several ones in other samples of a mix: none
-            labels = to_device([clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device)
+            labels = to_device(
+                [clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device
+            )
         self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
         return Batch(
-            clips, labels, [clip.key for clip in loaded], [clip.position for clip in loaded],
-            fields={name: [clip.fields[i] for clip in loaded] for i, name in enumerate(self.config.fields)},
-        )  # fmt: skip
+            clips,
+            labels,
+            [clip.key for clip in loaded],
+            [clip.position for clip in loaded],
+            fields={
+                name: [clip.fields[i] for clip in loaded]
+                for i, name in enumerate(self.config.fields)
+            },
+        )

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from common.errors import InputError
-from common.jsonl import append_line, end_last_line, read_jsonl
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.errors import InputError
+from adamae.common.jsonl import append_line, end_last_line, read_jsonl
+from adamae.pipeline.shards.dataset import ShardDataset
 
 # Below this many clips a share says little: one bad video among the first ten is not 10 % of the data.
 MIN_CLIPS = 200

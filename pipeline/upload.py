@@ -7,13 +7,16 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from kernels.clip_tables import view_tables
-from pipeline.clip_memory import BlockLayout
-from pipeline.decoding.decode_worker import ChunkResult
+from adamae.kernels.clip_tables import view_tables
+from adamae.pipeline.clip_memory import BlockLayout
+from adamae.pipeline.decoding.decode_worker import ChunkResult
 
 
 def upload(
-    block: UInt8[np.ndarray, " bytes"], layout: BlockLayout, results: Sequence[ChunkResult], device: torch.device
+    block: UInt8[np.ndarray, " bytes"],
+    layout: BlockLayout,
+    results: Sequence[ChunkResult],
+    device: torch.device,
 ) -> UInt8[Tensor, "B T H W C"]:
     """Copy a batch to the device on the current stream, and make clips of it there; the host does not wait.
 
@@ -21,14 +24,18 @@ def upload(
     once: the tables in `block` are changed to where the planes are on the device.
     """
     clips = [clip for result in results for clip in result.clips]
-    memory = torch.empty(sum(result.used_bytes for result in results), dtype=torch.uint8, device=device)
+    memory = torch.empty(
+        sum(result.used_bytes for result in results), dtype=torch.uint8, device=device
+    )
     num_frames, height, width, _ = layout.clip_shape
     tables = layout.view_tables(block, len(clips))
     images, end = {}, 0  # where on the device those lie that need nothing more, by clip
     for result in results:
         first, start, end = result.chunk.first, end, end + result.used_bytes
         begin = first * layout.slot_bytes
-        memory[start:end].copy_(torch.from_numpy(block[begin : begin + result.used_bytes]), non_blocking=True)
+        memory[start:end].copy_(
+            torch.from_numpy(block[begin : begin + result.used_bytes]), non_blocking=True
+        )
         moved = start - begin
         for index, clip in enumerate(result.clips, first):
             if clip.image is None:
@@ -44,12 +51,17 @@ def upload(
     if len(images) + len(encoded) == len(clips):
         made = torch.empty(len(clips), *layout.clip_shape, dtype=torch.uint8, device=device)
     else:
-        from kernels.crop_resize import DecodedClips, crop_resize  # takes 2 s, and not all need it
+        from adamae.kernels.crop_resize import (  # takes 2 s, and not all need it
+            DecodedClips,
+            crop_resize,
+        )
 
         for index in {*images, *encoded}:  # show the first pixel of the memory instead
             for table, value in zip(tables, (0, 1, (0, 0, 1, 1), False, 0, 0), strict=True):
                 table[index] = value
-        copied = torch.from_numpy(block[layout.slice_tables(len(clips))]).to(device, non_blocking=True)
+        copied = torch.from_numpy(block[layout.slice_tables(len(clips))]).to(
+            device, non_blocking=True
+        )
         planes = DecodedClips(memory, *view_tables(copied, len(clips), num_frames, torch))
         made = crop_resize(planes, height, width)
     for index, start in images.items():

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from common.errors import InputError
-from pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup
+from adamae import ROOT
+from adamae.common.errors import InputError
+from adamae.pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup
 
-WORKER = "pipeline.decoding.start_worker"  # the module that is run
+WORKER = "adamae.pipeline.decoding.start_worker"  # the module that is run
 # Sent to a worker at most: half a second of work, for when nobody collects, and no more than a socket holds.
 MAX_SENT = 32
 MAX_STARTS = 3  # of one worker in a row that end before it is ready
@@ -33,7 +34,9 @@ class Worker:
     chunks: deque[Chunk] = field(default_factory=deque)  # that were sent, and have not come back
     is_ready: bool = False
     num_starts: int = 1  # since one was ready
-    silent_s: float = 0.0  # time that was spent waiting since its last sign of life, or its first chunk
+    silent_s: float = (
+        0.0  # time that was spent waiting since its last sign of life, or its first chunk
+    )
 
     def send(self, message: WorkerSetup | Chunk) -> None:
         with suppress(OSError):  # it has ended, which `collect` finds
@@ -84,7 +87,9 @@ class WorkerPool:
             events = self._selector.select(timeout if wait and not found else 0)
             waited = time.monotonic() - started
             for worker in self._workers:
-                worker.silent_s += waited  # answers may have waited for us: only this is its own time
+                worker.silent_s += (
+                    waited  # answers may have waited for us: only this is its own time
+                )
             for key, _ in events:
                 found += self._receive(key.data)
             for worker in [worker for worker in self._workers if self._remaining_s(worker) <= 0]:
@@ -97,7 +102,9 @@ class WorkerPool:
         """Return for how many more seconds a worker may be silent."""
         if not worker.chunks:
             return math.inf
-        return (self._timeout if worker.is_ready else max(self._timeout, START_TIMEOUT_S)) - worker.silent_s
+        return (
+            self._timeout if worker.is_ready else max(self._timeout, START_TIMEOUT_S)
+        ) - worker.silent_s
 
     def _dispatch(self) -> None:
         """Send each waiting chunk to the worker with the fewest."""
@@ -131,7 +138,9 @@ class WorkerPool:
         A video is at fault only if workers have died over it twice, the second time over nothing else. The new worker
         takes over all chunks: the others may be about to die of what this one died of, such as a lack of memory.
         """
-        end_worker(worker, self._selector)  # before a chunk is sent again: it must not write any more
+        end_worker(
+            worker, self._selector
+        )  # before a chunk is sent again: it must not write any more
         self._workers.remove(worker)
         if worker.is_ready and worker.chunks:
             chunk, crops = worker.chunks.popleft(), worker.setup.plan.crops_per_decode
@@ -139,7 +148,10 @@ class WorkerPool:
                 again = [chunk._replace(deaths=(*chunk.deaths, reason), is_suspect=False)]
             else:
                 firsts = range(chunk.first, chunk.first + chunk.num_clips, crops)
-                again = [chunk._replace(first=first, num_clips=crops, is_suspect=True) for first in firsts]
+                again = [
+                    chunk._replace(first=first, num_clips=crops, is_suspect=True)
+                    for first in firsts
+                ]
             worker.chunks.extendleft(reversed(again))
         elif worker.num_starts >= MAX_STARTS:
             raise InputError(
@@ -157,7 +169,7 @@ class WorkerPool:
             stdin=subprocess.DEVNULL,
             # Ctrl-C is for the process that this one works for.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))},
         )
         worker_end.close()
         worker = Worker(setup, process, parent_end, deque(chunks), num_starts=num_starts)
@@ -179,4 +191,6 @@ def end_worker(worker: Worker, selector: selectors.BaseSelector) -> None:
 def describe_end(process: "subprocess.Popen[bytes]") -> str:
     """Wait for the end of a process, and say how it came."""
     code = process.wait()
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    )

@@ -20,10 +20,10 @@ from typing import Any
 
 from filelock import Timeout
 
-from common.atomic_io import write_text
-from common.errors import InputError
-from common.locks import exclusive_lock
-from pipeline.shards.format import (
+from adamae.common.atomic_io import write_text
+from adamae.common.errors import InputError
+from adamae.common.locks import exclusive_lock
+from adamae.pipeline.shards.format import (
     PLAN_FILE,
     REJECTED_FILE,
     DatasetInfo,
@@ -32,12 +32,21 @@ from pipeline.shards.format import (
     read_dataset_info,
     read_samples,
 )
-from shard_tools.inputs import Item, ItemStore, assign_class_ids
-from shard_tools.inputs.item import split_name
-from shard_tools.plan import Plan, make_key, save_plan, shard_number
-from shard_tools.settings import COPY, Settings
-from shard_tools.work import CHANGED, Job, is_done, is_intact, make_sample, read_staged, reject, stage
-from shard_tools.write import publish_tables, write_card, write_shard
+from adamae.shard_tools.inputs import Item, ItemStore, assign_class_ids
+from adamae.shard_tools.inputs.item import split_name
+from adamae.shard_tools.plan import Plan, make_key, save_plan, shard_number
+from adamae.shard_tools.settings import COPY, Settings
+from adamae.shard_tools.work import (
+    CHANGED,
+    Job,
+    is_done,
+    is_intact,
+    make_sample,
+    read_staged,
+    reject,
+    stage,
+)
+from adamae.shard_tools.write import publish_tables, write_card, write_shard
 
 EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode={}, shards=[])
 
@@ -60,12 +69,18 @@ class Build:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.folder} cannot be made ({error.strerror}): give another output folder") from error
+            raise InputError(
+                f"{self.folder} cannot be made ({error.strerror}): give another output folder"
+            ) from error
         with ExitStack() as stack:
             try:
-                stack.enter_context(_passing_lock(self.folder / f".part-{self.part}.lock", wait=False))
+                stack.enter_context(
+                    _passing_lock(self.folder / f".part-{self.part}.lock", wait=False)
+                )
             except Timeout:
-                raise InputError(f"{self.folder} is locked by another run: wait for it to end") from None
+                raise InputError(
+                    f"{self.folder} is locked by another run: wait for it to end"
+                ) from None
             yield
 
     def plan(self, inputs: ItemStore, classes: list[str]) -> Plan | None:
@@ -73,7 +88,9 @@ class Build:
         with lock_folder(self.folder):
             self.info = read_if_described(self.folder)  # another part may have completed it
             if not self.plan_file.exists():
-                shutil.rmtree(self.work_folder, ignore_errors=True)  # of a run that was killed when all was done
+                shutil.rmtree(
+                    self.work_folder, ignore_errors=True
+                )  # of a run that was killed when all was done
                 self._save_plan(inputs, classes)
             if not self.plan_file.exists():
                 return None
@@ -83,10 +100,16 @@ class Build:
 
     def _require_same_settings(self, then: dict[str, Any]) -> None:
         now = self.settings.to_json()
-        names = [name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)]
+        names = [
+            name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)
+        ]
         if names:
-            different = ", ".join(f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names)
-            raise InputError(f"{self.folder} was made with other settings ({different}): give another output folder")
+            different = ", ".join(
+                f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names
+            )
+            raise InputError(
+                f"{self.folder} was made with other settings ({different}): give another output folder"
+            )
 
     def _save_plan(self, inputs: ItemStore, classes: list[str]) -> None:
         """Write the plan of what is new in `inputs`, if anything is."""
@@ -94,7 +117,9 @@ class Build:
             self._require_same_settings(self.info.encode)
         known = self.info.classes
         if classes and classes[: len(known)] != known:
-            raise InputError(f"the label map does not start with the classes of {self.folder}: their ids would change")
+            raise InputError(
+                f"the label map does not start with the classes of {self.folder}: their ids would change"
+            )
         names = classes or assign_class_ids(inputs.labels(), known)
         rejects = set(read_rejects(self.folder))
         if self.settings.clip_seconds:  # pieces stand for their video
@@ -108,7 +133,9 @@ class Build:
             )
         location = getattr(next(inputs.new(), None), "location", None)
         if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
-            raise InputError(f"{location} is a folder of frames, which does not say their rate: give --fps")
+            raise InputError(
+                f"{location} is a folder of frames, which does not say their rate: give --fps"
+            )
         first = max((shard_number(shard.name) for shard in self.info.shards), default=-1) + 1
         save_plan(self.plan_file, inputs, self.settings, names, first)
 
@@ -117,14 +144,26 @@ class Build:
         for shard in self.info.shards:
             path = self.folder / shard.name
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
-                raise InputError(f"{path} is missing or incomplete: restore it, or give another output folder")
+                raise InputError(
+                    f"{path} is missing or incomplete: restore it, or give another output folder"
+                )
             for sample in read_samples(self.folder, shard):
-                labels = None if sample.labels is None else tuple(self.info.classes[label] for label in sample.labels)
-                for segment in {sample.segment, "" if self.settings.clip_seconds else sample.segment}:
+                labels = (
+                    None
+                    if sample.labels is None
+                    else tuple(self.info.classes[label] for label in sample.labels)
+                )
+                for segment in {
+                    sample.segment,
+                    "" if self.settings.clip_seconds else sample.segment,
+                }:
                     yield sample.source, segment, labels, sample.source_size
 
     def run(
-        self, plan: Plan, inputs: ItemStore, run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]]
+        self,
+        plan: Plan,
+        inputs: ItemStore,
+        run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]],
     ) -> Iterator[Item]:
         """Process this part's videos, write each shard as soon as it can be, and yield what became of each item."""
         num_remaining = dict(plan.shards)
@@ -198,7 +237,10 @@ class Build:
                 rejected[item.name] = item.problem
         info = write_shard(self.folder, shard, samples) if samples else None
         self._marker(shard).parent.mkdir(exist_ok=True)
-        write_text(self._marker(shard), json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n")
+        write_text(
+            self._marker(shard),
+            json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n",
+        )
         shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
@@ -210,7 +252,9 @@ class Build:
             missing = self._missing(plan)
             for video in plan.videos():
                 part = self._part_of(video)
-                if part != self.part and any(item.shard in missing and not is_done(self._stem(item)) for item in video):
+                if part != self.part and any(
+                    item.shard in missing and not is_done(self._stem(item)) for item in video
+                ):
                     return part
             for shard in sorted(missing):
                 self._finish_shard(plan, shard)
@@ -218,7 +262,9 @@ class Build:
             return None
 
     def _publish(self, plan: Plan) -> None:
-        markers = [json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards]
+        markers = [
+            json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards
+        ]
         # A run that was killed right after publishing may have put some in already.
         shards = [shard for shard in self.info.shards if shard.name not in plan.shards]
         shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
@@ -226,10 +272,15 @@ class Build:
         for marker in markers:
             rejected |= marker["rejected"]
         if shards:
-            known = replace(self.info, classes=plan.classes, encode=plan.settings, num_rejected=len(rejected))
+            known = replace(
+                self.info, classes=plan.classes, encode=plan.settings, num_rejected=len(rejected)
+            )
             self.info = publish_tables(self.folder, replace(known, shards=shards))
             write_card(self.folder, self.info)
-        lines = [json.dumps({"source": source, "reason": reason}) for source, reason in sorted(rejected.items())]
+        lines = [
+            json.dumps({"source": source, "reason": reason})
+            for source, reason in sorted(rejected.items())
+        ]
         write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
         for path in self.folder.glob(".*.partial"):  # left by a kill
             path.unlink()
@@ -259,7 +310,9 @@ def read_rejects(folder: Path) -> dict[str, str]:
         entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return {entry["source"]: entry["reason"] for entry in entries}
     except (ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}): restore it, or remove it to retry its videos") from error
+        raise InputError(
+            f"{path} is damaged ({error}): restore it, or remove it to retry its videos"
+        ) from error
 
 
 @contextmanager

@@ -13,26 +13,33 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.errors import InputError, run_command
+from adamae.common.errors import InputError, run_command
 
 # isort: split
 import av
 
-from common.arguments import ArgumentParser, between
-from common.atomic_io import hash_file
-from common.cpus import count_cpus
-from common.logging import log
-from common.progress import progress_bar
-from pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo, read_dataset_info, read_samples
-from pipeline.video_error import VideoError
-from shard_tools.build import lock_folder
-from shard_tools.encoding.encode import StoredVideo, encode_segments
-from shard_tools.inputs.location import TarMember, local_copy
-from shard_tools.settings import COPY, Settings
-from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import explain
-from shard_tools.workers import ENGINES
-from shard_tools.write import hash_description, list_members, publish_tables
+from adamae.common.arguments import ArgumentParser, between
+from adamae.common.atomic_io import hash_file
+from adamae.common.cpus import count_cpus
+from adamae.common.logging import log
+from adamae.common.progress import progress_bar
+from adamae.pipeline.shards.format import (
+    DATASET_FILE,
+    DatasetInfo,
+    Sample,
+    ShardInfo,
+    read_dataset_info,
+    read_samples,
+)
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools.build import lock_folder
+from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments
+from adamae.shard_tools.inputs.location import TarMember, local_copy
+from adamae.shard_tools.settings import COPY, Settings
+from adamae.shard_tools.temp_table import explain_full_disk
+from adamae.shard_tools.work import explain
+from adamae.shard_tools.workers import ENGINES
+from adamae.shard_tools.write import hash_description, list_members, publish_tables
 
 FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
 DECODED = ("num_frames", "width", "height", "codec", "fps")  # what of a Sample decoding tells
@@ -61,21 +68,30 @@ def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
 def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[Video]]:
     """Compare a shard with its hashes; return its problems, which name samples that have changed, and its videos."""
     path = folder / shard.name
-    problems = [*check_hash(path, shard.sha256), *check_hash(folder / shard.samples_name, shard.samples_sha256)]
+    problems = [
+        *check_hash(path, shard.sha256),
+        *check_hash(folder / shard.samples_name, shard.samples_sha256),
+    ]
     videos = []
     try:
         members = list_members(path)
         with path.open("rb") as tar:
             for sample in read_samples(folder, shard):
-                member = TarMember(str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}")
+                member = TarMember(
+                    str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}"
+                )
                 videos.append((member, sample))
-                if unknown := [label for label in sample.labels or () if not 0 <= label < num_classes]:
+                if unknown := [
+                    label for label in sample.labels or () if not 0 <= label < num_classes
+                ]:
                     problems.append(
                         f"{shard.name}: {sample.key}: label {unknown[0]}, but there are {num_classes} classes"
                     )
                 tar.seek(sample.offset)
                 if members.get(member.name) != (sample.offset, sample.size):
-                    problems.append(f"{shard.name}: {sample.key} is not where its shard's samples.jsonl says")
+                    problems.append(
+                        f"{shard.name}: {sample.key} is not where its shard's samples.jsonl says"
+                    )
                 elif hashlib.sha256(tar.read(sample.size)).hexdigest() != sample.sha256:
                     problems.append(f"{shard.name}: {sample.key}: the video's bytes have changed")
     except (OSError, tarfile.TarError) as error:
@@ -98,16 +114,31 @@ def check_video(video: Video) -> str:
     if decoded.num_frames == 1 or math.isclose(decoded.fps, sample.fps, rel_tol=FPS_TOLERANCE):
         decoded = decoded._replace(fps=sample.fps)
     facts = ((name, getattr(decoded, name), getattr(sample, name)) for name in DECODED)
-    return "; ".join(f"its {name} is {found} instead of {said}" for name, found, said in facts if found != said)
+    return "; ".join(
+        f"its {name} is {found} instead of {said}" for name, found, said in facts if found != said
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
-    parser.add_argument("--decode", type=between(0), metavar="N", help="decode N random videos (default: all of them)")
-    parser.add_argument("--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)")
-    parser.add_argument("--timeout", type=between(1), default=900, help="seconds for a video (default 900)")
-    parser.add_argument("--rewrite-tables", action="store_true", help="first write the tables by what the shards say")
+    parser.add_argument(
+        "--decode",
+        type=between(0),
+        metavar="N",
+        help="decode N random videos (default: all of them)",
+    )
+    parser.add_argument(
+        "--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)"
+    )
+    parser.add_argument(
+        "--timeout", type=between(1), default=900, help="seconds for a video (default 900)"
+    )
+    parser.add_argument(
+        "--rewrite-tables",
+        action="store_true",
+        help="first write the tables by what the shards say",
+    )
     parsed = parser.parse_args(arguments)
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
@@ -115,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             publish_tables(folder, read_dataset_info(folder))
     info = read_dataset_info(folder)
     problems = list(check_tables(folder, info))
-    found = [check_shard(folder, shard, len(info.classes)) for shard in progress_bar(info.shards, unit="shard")]
+    found = [
+        check_shard(folder, shard, len(info.classes))
+        for shard in progress_bar(info.shards, unit="shard")
+    ]
     problems += [problem for of_shard, _ in found for problem in of_shard]
     videos = [video for _, of_shard in found for video in of_shard]
     if parsed.decode is not None:

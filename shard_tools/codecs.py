@@ -8,7 +8,9 @@ from typing import Any
 
 from av.video.codeccontext import VideoCodecContext
 
-os.environ.setdefault("SVT_LOG", "1")  # SVT-AV1 writes to stderr past FFmpeg's log level: errors only
+os.environ.setdefault(
+    "SVT_LOG", "1"
+)  # SVT-AV1 writes to stderr past FFmpeg's log level: errors only
 CONTAINER = "mp4"
 TUNES = ("decode", "size")
 BT601 = 6  # AVCOL_SPC_SMPTE170M
@@ -48,21 +50,67 @@ FAST = {"tune": "fastdecode"}
 CODECS = {
     # cpu-independent: otherwise mbtree rounds as the processor likes, and one video in a hundred or so comes out a few
     # bytes different, also on the same machine.
-    "h264": Codec("libx264", 23, {"preset": "{preset}", "crf": "{quality}", "x264-params": f"{X26X}:threads=1"
-        ":lookahead-threads=1:cpu-independent=1"}, FAST, 22),
+    "h264": Codec(
+        "libx264",
+        23,
+        {
+            "preset": "{preset}",
+            "crf": "{quality}",
+            "x264-params": f"{X26X}:threads=1:lookahead-threads=1:cpu-independent=1",
+        },
+        FAST,
+        22,
+    ),
     # x265 writes to stderr by itself, past FFmpeg's log level.
-    "hevc": Codec("libx265", 25, {"preset": "{preset}", "crf": "{quality}", "x265-params": f"{X26X}:pools=none"
-        ":frame-threads=1:wpp=0:lookahead-slices=0:log-level=none"}, FAST, 24),
+    "hevc": Codec(
+        "libx265",
+        25,
+        {
+            "preset": "{preset}",
+            "crf": "{quality}",
+            "x265-params": f"{X26X}:pools=none"
+            ":frame-threads=1:wpp=0:lookahead-slices=0:log-level=none",
+        },
+        FAST,
+        24,
+    ),
     # Alternate reference frames are VP9's B-frames: without look-ahead there are none.
-    "vp9": Codec("libvpx-vp9", 31, {"crf": "{quality}", "b": "0", "g": "{gop}", "keyint_min": "{gop}",
-        "deadline": "good", "cpu-used": "4", "row-mt": "0", "auto-alt-ref": "0", "lag-in-frames": "0"}),
-    "mjpeg": Codec("mjpeg", 4, {"qmin": "{quality}", "qmax": "{quality}"}, pixel_format="yuvj420p", color_range=FULL),
+    "vp9": Codec(
+        "libvpx-vp9",
+        31,
+        {
+            "crf": "{quality}",
+            "b": "0",
+            "g": "{gop}",
+            "keyint_min": "{gop}",
+            "deadline": "good",
+            "cpu-used": "4",
+            "row-mt": "0",
+            "auto-alt-ref": "0",
+            "lag-in-frames": "0",
+        },
+    ),
+    "mjpeg": Codec(
+        "mjpeg",
+        4,
+        {"qmin": "{quality}", "qmax": "{quality}"},
+        pixel_format="yuvj420p",
+        color_range=FULL,
+    ),
     # lp=1 is more than thrift: with several threads a stage, SVT-AV1 4.1 and 4.2 give packets with another frame's time
     # (about one video in a thousand on a busy machine; with lp=1 none of 21,000), which the muxer refuses.
-    "av1": Codec("libsvtav1", 32, {"preset": "8", "crf": "{quality}", "g": "{gop}",
-        "svtav1-params": "lp=1:pred-struct=1:scd=0"}),
+    "av1": Codec(
+        "libsvtav1",
+        32,
+        {
+            "preset": "8",
+            "crf": "{quality}",
+            "g": "{gop}",
+            "svtav1-params": "lp=1:pred-struct=1:scd=0",
+        },
+    ),
     "mpeg4": Codec("mpeg4", 4, {"g": "{gop}", "bf": "0", "qmin": "{quality}", "qmax": "{quality}"}),
-}  # fmt: skip
+}
 
 
 def open_encoder(context: VideoCodecContext) -> None:

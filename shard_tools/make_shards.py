@@ -16,15 +16,15 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from common.arguments import ArgumentParser, between, parse_part
-from common.cpus import count_cpus
-from common.errors import InputError, run_command
-from common.logging import log, printable
-from common.progress import progress_bar
-from pipeline.reading.storage import is_remote
-from pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
-from shard_tools.build import Build, list_sources, read_rejects
-from shard_tools.inputs import (
+from adamae.common.arguments import ArgumentParser, between, parse_part
+from adamae.common.cpus import count_cpus
+from adamae.common.errors import InputError, run_command
+from adamae.common.logging import log, printable
+from adamae.common.progress import progress_bar
+from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
+from adamae.shard_tools.build import Build, list_sources, read_rejects
+from adamae.shard_tools.inputs import (
     ItemStore,
     LabelMap,
     ListOptions,
@@ -33,13 +33,13 @@ from shard_tools.inputs import (
     read_inputs,
     read_label_map,
 )
-from shard_tools.inputs.folders import GROUPS
-from shard_tools.plan import MAX_PROBED, warn_of_short_videos
-from shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
-from shard_tools.splits import parse_group_by, warn_of_shared
-from shard_tools.temp_table import explain_full_disk
-from shard_tools.work import process_job
-from shard_tools.workers import ENGINES
+from adamae.shard_tools.inputs.folders import GROUPS
+from adamae.shard_tools.plan import MAX_PROBED, warn_of_short_videos
+from adamae.shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
+from adamae.shard_tools.splits import parse_group_by, warn_of_shared
+from adamae.shard_tools.temp_table import explain_full_disk
+from adamae.shard_tools.work import process_job
+from adamae.shard_tools.workers import ENGINES
 
 VALIDATION = "validation"  # the split that --hold-out makes beside "train"
 NUM_SHOWN = 10  # rejects that are printed
@@ -51,35 +51,93 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
     parser.add_argument("output", help="folder for the dataset")
     what = parser.add_argument_group("what to read")
-    what.add_argument("--root", help="folder that a list's paths are relative to (default: the list's own)")
-    what.add_argument("--suffix", default="", help="what a list's paths lack at their end, such as .mp4")
-    what.add_argument("--path-column", metavar="COLUMN", help="of a list: its name in the header, or its number from 1")
-    what.add_argument("--label-column", metavar="COLUMN", help="likewise; folder: that of each file, list or not")
-    what.add_argument("--label", metavar="NAME", help="of all videos of INPUT, if neither list nor folders say it")
-    what.add_argument("--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none")
+    what.add_argument(
+        "--root", help="folder that a list's paths are relative to (default: the list's own)"
+    )
+    what.add_argument(
+        "--suffix", default="", help="what a list's paths lack at their end, such as .mp4"
+    )
+    what.add_argument(
+        "--path-column",
+        metavar="COLUMN",
+        help="of a list: its name in the header, or its number from 1",
+    )
+    what.add_argument(
+        "--label-column", metavar="COLUMN", help="likewise; folder: that of each file, list or not"
+    )
+    what.add_argument(
+        "--label", metavar="NAME", help="of all videos of INPUT, if neither list nor folders say it"
+    )
+    what.add_argument(
+        "--start-column", metavar="COLUMN", help="of segments (seconds, hh:mm:ss, frames), or none"
+    )
     what.add_argument("--end-column", metavar="COLUMN", help="of segments, or their length")
-    what.add_argument("--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all")
-    what.add_argument("--label-map", type=Path, help="class names: lines, with numbers or codes or without; CSV; JSON")
-    what.add_argument("--split", action="append", default=[], type=_split, metavar="NAME=LIST",
-        help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split")  # fmt: skip
-    what.add_argument("--hold-out", type=float, metavar="SHARE",
-        help="create OUTPUT/train and OUTPUT/validation, with this share of each class, such as 0.2")  # fmt: skip
-    what.add_argument("--group-by", metavar="HOW",
-        help="hold out whole groups (recordings, persons): folder:2 of paths, column:NAME, name:REGEX")  # fmt: skip
-    what.add_argument("--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels")
+    what.add_argument(
+        "--subset", metavar="NAME", help="of an input with several: train, val, test, …; or all"
+    )
+    what.add_argument(
+        "--label-map",
+        type=Path,
+        help="class names: lines, with numbers or codes or without; CSV; JSON",
+    )
+    what.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        type=_split,
+        metavar="NAME=LIST",
+        help="create OUTPUT/NAME from this list or folder, with paths relative to INPUT; once per split",
+    )
+    what.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        help="create OUTPUT/train and OUTPUT/validation, with this share of each class, such as 0.2",
+    )
+    what.add_argument(
+        "--group-by",
+        metavar="HOW",
+        help="hold out whole groups (recordings, persons): folder:2 of paths, column:NAME, name:REGEX",
+    )
+    what.add_argument(
+        "--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels"
+    )
     how = parser.add_argument_group("how to store it")
-    how.add_argument("--for", dest="purpose", choices=PURPOSES, default="pretrain", help="preset of the options below")
+    how.add_argument(
+        "--for",
+        dest="purpose",
+        choices=PURPOSES,
+        default="pretrain",
+        help="preset of the options below",
+    )
     for option in fields(Settings):
         how.add_argument(f"--{option.name.replace('_', '-')}", default=None, **option.metadata)
     run = parser.add_argument_group("how to run")
     run.add_argument(
-        "--workers", type=between(1), default=count_cpus(), help="worker processes (default: one per core)"
+        "--workers",
+        type=between(1),
+        default=count_cpus(),
+        help="worker processes (default: one per core)",
     )
     seconds, fraction = between(0.001, MAX_TIMEOUT_S, float), between(0, 1, float)
-    run.add_argument("--timeout", type=seconds, default=900, help="seconds for a video without progress (default 900)")
-    run.add_argument("--max-rejects", type=fraction, default=0.1, help="tolerated fraction of rejects (default 0.1)")
-    run.add_argument("--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS")
-    run.add_argument("--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs")
+    run.add_argument(
+        "--timeout",
+        type=seconds,
+        default=900,
+        help="seconds for a video without progress (default 900)",
+    )
+    run.add_argument(
+        "--max-rejects",
+        type=fraction,
+        default=0.1,
+        help="tolerated fraction of rejects (default 0.1)",
+    )
+    run.add_argument(
+        "--engine", choices=ENGINES, default="processes", help="ray: on the cluster at $RAY_ADDRESS"
+    )
+    run.add_argument(
+        "--part", type=parse_part, default=(1, 1), metavar="I/N", help="job I of an array of N jobs"
+    )
     run.add_argument("--dry-run", action="store_true", help="only say how INPUT is understood")
     return parser.parse_args(arguments)
 
@@ -96,7 +154,9 @@ def choose_settings(arguments: argparse.Namespace) -> Settings:
     names = (field.name for field in fields(Settings))
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.encode == COPY and (useless := [name for name in ENCODING if name in given]):
-        raise InputError(f"--encode copy keeps every byte: it cannot go with --{useless[0].replace('_', '-')}")
+        raise InputError(
+            f"--encode copy keeps every byte: it cannot go with --{useless[0].replace('_', '-')}"
+        )
     purpose = dict(PURPOSES[arguments.purpose])
     if arguments.encode not in (None, "h264"):
         purpose.pop("quality", None)  # it is meant on x264's scale
@@ -108,20 +168,29 @@ def require_consistent(arguments: argparse.Namespace) -> None:
     inputs, output, share = arguments.input, arguments.output, arguments.hold_out
     splits = [name for name, _ in arguments.split]
     is_folder = is_remote(inputs) or Path(inputs).is_dir()
-    is_inside = not is_remote(inputs) and is_folder and Path(output).resolve().is_relative_to(Path(inputs).resolve())
+    is_inside = (
+        not is_remote(inputs)
+        and is_folder
+        and Path(output).resolve().is_relative_to(Path(inputs).resolve())
+    )
     wrong_share = share is not None and (splits or inputs == "-" or not 0 < share < 1)
     has_labels = arguments.label_column or arguments.unlabeled
     copy = f"`aws s3 sync FOLDER {output}` or `rclone copy`"
     mistakes = {
         "--split names must differ": len(set(splits)) < len(splits),
         "--hold-out is a share between 0 and 1 of a folder or a list, without --split": wrong_share,
-        "--group-by says what --hold-out keeps together: give both": arguments.group_by and share is None,
+        "--group-by says what --hold-out keeps together: give both": arguments.group_by
+        and share is None,
         "--label is for videos without labels: remove it, or --label-column and --unlabeled": (
             arguments.label is not None and has_labels
         ),
-        "--root is for the paths of a list: remove it where INPUT is no list": arguments.root and (splits or is_folder),
-        f"{output} is a URL: make the shards in a folder, then copy it with {copy}": is_remote(output),
-        f"{output} is a file: give a folder for the shards": Path(output).exists() and not Path(output).is_dir(),
+        "--root is for the paths of a list: remove it where INPUT is no list": arguments.root
+        and (splits or is_folder),
+        f"{output} is a URL: make the shards in a folder, then copy it with {copy}": is_remote(
+            output
+        ),
+        f"{output} is a file: give a folder for the shards": Path(output).exists()
+        and not Path(output).is_dir(),
         f"{output} lies inside the input {inputs}: give a folder outside of it": is_inside,
     }
     for sentence, is_made in mistakes.items():
@@ -131,7 +200,9 @@ def require_consistent(arguments: argparse.Namespace) -> None:
 
 def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
     """Return what the arguments say about a list; one of --split takes the rows of its own subset."""
-    columns = {role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")}
+    columns = {
+        role: getattr(arguments, f"{role}_column") for role in ("path", "label", "start", "end")
+    }
     subset = arguments.subset or split
     return ListOptions(
         root=arguments.input if split else arguments.root,
@@ -161,7 +232,9 @@ def read_splits(
         if arguments.hold_out:
             inputs.hold_out(arguments.hold_out, name == VALIDATION, group_of, known)
             if not len(inputs):
-                raise InputError(f"--hold-out leaves no video for {name}: give more videos, or a smaller share")
+                raise InputError(
+                    f"--hold-out leaves no video for {name}: give more videos, or a smaller share"
+                )
         if label_map and not arguments.unlabeled:
             inputs.apply_label_map(label_map)
         inputs.require_distinct_labels()
@@ -172,9 +245,16 @@ def read_splits(
     return splits
 
 
-def make_dataset(build: Build, arguments: argparse.Namespace, inputs: ItemStore, classes: list[str]) -> int:
+def make_dataset(
+    build: Build, arguments: argparse.Namespace, inputs: ItemStore, classes: list[str]
+) -> int:
     """Create, resume or extend one dataset; return the exit code."""
-    run_jobs = partial(ENGINES[arguments.engine], process_job, num_workers=arguments.workers, timeout=arguments.timeout)
+    run_jobs = partial(
+        ENGINES[arguments.engine],
+        process_job,
+        num_workers=arguments.workers,
+        timeout=arguments.timeout,
+    )
     with build.lock():
         inputs.skipped.write(build.folder / SKIPPED_FILE)
         # When an interrupted run is complete, what has come into the input since then is next.
@@ -206,8 +286,13 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     skipped.log()
     info = build.info
     if not info.shards:
-        raise InputError(f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}")
-    for what, groups in (("names", info.report.get("duplicates")), ("labels", info.report.get("conflicts"))):
+        raise InputError(
+            f"none of {len(rejects)} videos can be used: see {build.folder / REJECTED_FILE}"
+        )
+    for what, groups in (
+        ("names", info.report.get("duplicates")),
+        ("labels", info.report.get("conflicts")),
+    ):
         if groups:
             found = "1 file appears" if len(groups) == 1 else f"{len(groups)} files appear"
             names = ", ".join(map(printable, groups[0][:3]))
@@ -232,7 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     classes = label_map.names if label_map else []
     names = ["train", VALIDATION] if parsed.hold_out else [name for name, _ in parsed.split] or [""]
     part, num_parts = parsed.part
-    builds = {name: Build(Path(parsed.output, name), settings, (part - 1, num_parts)) for name in names}
+    builds = {
+        name: Build(Path(parsed.output, name), settings, (part - 1, num_parts)) for name in names
+    }
     with explain_full_disk():
         splits = read_splits(parsed, settings, label_map, names)
         if parsed.dry_run:
@@ -241,10 +328,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if "" not in splits and not classes:  # all splits have the same ones, which keep their ids
             known = max((build.info.classes for build in builds.values()), key=len)
-            classes = assign_class_ids(set().union(*(inputs.labels() for inputs in splits.values())), known)
+            classes = assign_class_ids(
+                set().union(*(inputs.labels() for inputs in splits.values())), known
+            )
         code = max(make_dataset(builds[name], parsed, splits[name], classes) for name in names)
     for name, held_out in combinations(names, 2):
-        if builds[name].info.shards and builds[held_out].info.shards:  # else another part will complete it
+        if (
+            builds[name].info.shards and builds[held_out].info.shards
+        ):  # else another part will complete it
             warn_of_shared(name, builds[name].folder, held_out, builds[held_out].folder)
     if code == 0 and num_parts == 1:
         log(f"next: python doctor.py {printable(builds.get('train', builds[names[0]]).folder)}")

@@ -24,17 +24,17 @@ import fsspec
 import msgspec
 import numpy as np
 
-from common.atomic_io import atomic_write
-from common.errors import InputError
-from common.logging import log
-from model.config import ModelConfig
-from pipeline.decoding.containers import main_stream, open_video
-from pipeline.planning.plan import largest_stride
-from pipeline.shards.format import parse_line
-from pipeline.videos.segment import Segment
-from shard_tools.inputs import Item, ItemStore, Location
-from shard_tools.inputs.item import dump_json, join_name
-from shard_tools.settings import Settings
+from adamae.common.atomic_io import atomic_write
+from adamae.common.errors import InputError
+from adamae.common.logging import log
+from adamae.model.config import ModelConfig
+from adamae.pipeline.decoding.containers import main_stream, open_video
+from adamae.pipeline.planning.plan import largest_stride
+from adamae.pipeline.shards.format import parse_line
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools.inputs import Item, ItemStore, Location
+from adamae.shard_tools.inputs.item import dump_json, join_name
+from adamae.shard_tools.settings import Settings
 
 KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
 SHARD_NAME = "shard-{:06d}.tar"
@@ -71,7 +71,9 @@ class Plan:
             with self._path.open("rb") as file:
                 yield file
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{self._path} is damaged ({error}): restore it, or start in another folder") from error
+            raise InputError(
+                f"{self._path} is damaged ({error}): restore it, or start in another folder"
+            ) from error
 
     def videos(self) -> Iterator[list[Item]]:
         """Yield all that is made of each video, in the order in which shards are to be finished."""
@@ -80,7 +82,9 @@ class Plan:
                 yield parse_line(line, list[Item])
 
 
-def save_plan(path: Path, inputs: ItemStore, settings: Settings, classes: list[str], first: int) -> None:
+def save_plan(
+    path: Path, inputs: ItemStore, settings: Settings, classes: list[str], first: int
+) -> None:
     """Plan shards of what is new in `inputs`, from number `first` on; write it down, if there is anything to do."""
     if settings.clip_seconds is not None:
         inputs.split(cut_pieces(inputs.new(), settings.clip_seconds, settings.fps))
@@ -99,7 +103,9 @@ def shard_number(name: str) -> int:
     return int(name.removeprefix("shard-").removesuffix(".tar"))
 
 
-def assign_shards(inputs: ItemStore, settings: Settings, first: int = 0) -> tuple[dict[str, int], Iterator[list[Item]]]:
+def assign_shards(
+    inputs: ItemStore, settings: Settings, first: int = 0
+) -> tuple[dict[str, int], Iterator[list[Item]]]:
     """Shuffle what is new in `inputs` and cut it into shards of equal count.
 
     Return the number of items of each shard, and all that is made of each video, those in the first shards first.
@@ -116,7 +122,9 @@ def assign_shards(inputs: ItemStore, settings: Settings, first: int = 0) -> tupl
     def assign_shard(item: Item) -> Item:
         index = (item.position * num_shards - 1) // count
         # Where its bytes are is looked up again when they are read: the input may be moved until the run is resumed.
-        return msgspec.structs.replace(item, shard=SHARD_NAME.format(first + index), location="", size=0)
+        return msgspec.structs.replace(
+            item, shard=SHARD_NAME.format(first + index), location="", size=0
+        )
 
     items = map(assign_shard, inputs.shuffle_new(settings.seed))
     return counts, (list(video) for _, video in groupby(items, attrgetter("source")))
@@ -124,8 +132,12 @@ def assign_shards(inputs: ItemStore, settings: Settings, first: int = 0) -> tupl
 
 def make_key(source: str, segment: str = "") -> str:
     """Name a sample inside the tars: readable, without dots and slashes, another name for every source and segment."""
-    digest = hashlib.sha256(join_name(source, segment).encode(errors="surrogateescape")).hexdigest()[:KEY_DIGITS]
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[: 70 - KEY_DIGITS]
+    digest = hashlib.sha256(
+        join_name(source, segment).encode(errors="surrogateescape")
+    ).hexdigest()[:KEY_DIGITS]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[
+        : 70 - KEY_DIGITS
+    ]
     return f"{readable}-{digest}" if readable else digest
 
 
@@ -148,7 +160,9 @@ def probe_header(location: Location, fps: float | None = None) -> tuple[float, f
 def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
     """Warn if some of these would be stored with fewer frames than a clip has, and a smaller stride would help."""
     with ThreadPoolExecutor(THREADS) as threads:
-        counts = threads.map(partial(count_source_frames, clip_seconds=settings.clip_seconds), items)
+        counts = threads.map(
+            partial(count_source_frames, clip_seconds=settings.clip_seconds), items
+        )
         frames = np.array([count for count in counts if count], dtype=np.int64)
     num_frames = ModelConfig.num_frames
     stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
@@ -188,7 +202,9 @@ def cut_pieces(items: Iterable[Item], clip_seconds: float, fps: float | None) ->
         if num_pieces < 2:
             return []
         bounds = [number * clip_seconds for number in range(num_pieces)] + [math.inf]
-        return [msgspec.structs.replace(item, segment=str(Segment(*ends))) for ends in pairwise(bounds)]
+        return [
+            msgspec.structs.replace(item, segment=str(Segment(*ends))) for ends in pairwise(bounds)
+        ]
 
     videos = (list(group) for _, group in groupby(items, attrgetter("source")))
     whole_videos = (video[0] for video in videos if len(video) == 1 and not video[0].segment)

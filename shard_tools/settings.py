@@ -4,11 +4,21 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from common.arguments import between
-from shard_tools.codecs import CODECS, TUNES
+from adamae.common.arguments import between
+from adamae.shard_tools.codecs import CODECS, TUNES
 
 COPY = "copy"
-PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow")
+PRESETS = (
+    "ultrafast",
+    "superfast",
+    "veryfast",
+    "faster",
+    "fast",
+    "medium",
+    "slow",
+    "slower",
+    "veryslow",
+)
 
 # No effect on copied bytes.
 ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
@@ -27,16 +37,27 @@ _positive = partial(_option, type=between(0.001, kind=float))
 class Settings:
     """All that decides the bytes of a dataset, besides the videos themselves."""
 
-    encode: str = _option("h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY])
+    encode: str = _option(
+        "h264", "codec, or copy to keep the bytes (default h264)", choices=[*CODECS, COPY]
+    )
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
     fps: float | None = _positive(
-        None, "frames per second to keep, by the largest stride per video; of folders of frames, their rate"
+        None,
+        "frames per second to keep, by the largest stride per video; of folders of frames, their rate",
     )
-    short_side: int | None = _count(256, "maximum short side (default 256)", type=between(16), metavar="PIXELS")
+    short_side: int | None = _count(
+        256, "maximum short side (default 256)", type=between(16), metavar="PIXELS"
+    )
     gop: int = _count(8, "frames per group of pictures (default 8)")
-    quality: int | None = _count(None, "CRF or quantizer, lower is better (default for h264: 22)", type=between(0, 63))
-    preset: str = _option("veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS)
-    tune: str = _option("decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES)
+    quality: int | None = _count(
+        None, "CRF or quantizer, lower is better (default for h264: 22)", type=between(0, 63)
+    )
+    preset: str = _option(
+        "veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS
+    )
+    tune: str = _option(
+        "decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES
+    )
     clip_seconds: float | None = _positive(
         None, "cut videos into samples of this length; segments of a list stay as they are"
     )
@@ -47,10 +68,14 @@ class Settings:
         """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
-            return {name: value for name, value in values.items() if name not in ENCODING} | {"frame_stride": 1}
+            return {name: value for name, value in values.items() if name not in ENCODING} | {
+                "frame_stride": 1
+            }
         codec = CODECS[self.encode]
         if self.quality is None:
-            values["quality"] = (self.tune == "decode" and codec.decode_quality) or codec.default_quality
+            values["quality"] = (
+                self.tune == "decode" and codec.decode_quality
+            ) or codec.default_quality
         if not codec.decode_options:
             del values["tune"]
         return values
@@ -63,5 +88,12 @@ PURPOSES: dict[str, dict[str, Any]] = {
     # Segment-based sampling and dense test views want every second frame, and labels deserve better pictures.
     "finetune": {"frame_stride": 2, "quality": 20},
     # To create other shards from later: every frame, larger, with long GOPs since nobody reads it at random.
-    "archive": {"frame_stride": 1, "quality": 18, "short_side": 480, "gop": 48, "preset": "medium", "tune": "size"},
+    "archive": {
+        "frame_stride": 1,
+        "quality": 18,
+        "short_side": 480,
+        "gop": 48,
+        "preset": "medium",
+        "tune": "size",
+    },
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
 CACHE_KIB = 64 * 1024  # of memory per database, and as much again while it sorts
 BYTES_PER_VIDEO = 1000  # of disk, about
@@ -29,19 +29,25 @@ class TempTable:
         return map(_decode, self.database.execute(query, encode(values)))
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
-        self.database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows))
+        self.database.executemany(
+            f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", map(encode, rows)
+        )
 
 
 def encode(values: Sequence[Any]) -> list[Any]:
     """Return what SQLite stores: text itself, and bytes where a name of a file is not UTF-8."""
     return [
-        value.encode("utf-8", "surrogatepass") if isinstance(value, str) and SURROGATES.search(value) else value
+        value.encode("utf-8", "surrogatepass")
+        if isinstance(value, str) and SURROGATES.search(value)
+        else value
         for value in values
     ]
 
 
 def _decode(row: Iterable[Any]) -> list[Any]:
-    return [value.decode(errors="surrogatepass") if isinstance(value, bytes) else value for value in row]
+    return [
+        value.decode(errors="surrogatepass") if isinstance(value, bytes) else value for value in row
+    ]
 
 
 @contextmanager
@@ -50,7 +56,9 @@ def explain_full_disk() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith(("SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_IOERR")):
+        if not error.sqlite_errorname.startswith(
+            ("SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_IOERR")
+        ):
             raise
         raise InputError(
             f"the list of all videos does not fit on the disk for temporary files ({error}): free some space, or set"

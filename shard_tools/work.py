@@ -16,16 +16,16 @@ from pathlib import Path
 import av
 import msgspec
 
-from common.atomic_io import hash_file
-from pipeline.shards.format import Sample, parse_line
-from pipeline.video_error import VideoError
-from pipeline.videos.opening import list_frames
-from pipeline.videos.segment import Segment
-from shard_tools.encoding.encode import StoredVideo, encode_segments, staged_file
-from shard_tools.inputs.item import Item, Stored, dump_json
-from shard_tools.inputs.location import Location, local_copy
-from shard_tools.settings import Settings
-from shard_tools.workers import restart_timer
+from adamae.common.atomic_io import hash_file
+from adamae.pipeline.shards.format import Sample, parse_line
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.opening import list_frames
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments, staged_file
+from adamae.shard_tools.inputs.item import Item, Stored, dump_json
+from adamae.shard_tools.inputs.location import Location, local_copy
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.workers import restart_timer
 
 CHANGED = "it was changed while it was read"  # an unfinished download, say
 MIN_FREE_BYTES = 1_000_000
@@ -106,7 +106,9 @@ def explain(error: Exception) -> str:
             return "no permission to read it"
         case MemoryError():
             return "it needs more memory than there is"
-        case av.error.FFmpegError() | OSError() | ValueError() | KeyError():  # of FFmpeg, the disk or the network
+        case (
+            av.error.FFmpegError() | OSError() | ValueError() | KeyError()
+        ):  # of FFmpeg, the disk or the network
             return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
@@ -165,7 +167,9 @@ def make_sample(item: Item, key: str, class_ids: Mapping[str, int]) -> tuple[Sam
     if item.labels is not None:
         labels = tuple(class_ids[label] for label in item.labels)
     fields = json.loads(item.fields) if item.fields else {}
-    sample = Sample(key=key, labels=labels, source=item.source, segment=item.segment, fields=fields, **facts)
+    sample = Sample(
+        key=key, labels=labels, source=item.source, segment=item.segment, fields=fields, **facts
+    )
     return sample, path
 
 
@@ -174,5 +178,7 @@ def hash_source(path: Path) -> tuple[str, int]:
     if not path.is_dir():
         return hash_file(path), path.stat().st_size
     frames = list_frames(path)
-    digest = hashlib.sha256("".join(f"{hash_file(frame)} {frame.name}\n" for frame in frames).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "".join(f"{hash_file(frame)} {frame.name}\n" for frame in frames).encode()
+    ).hexdigest()
     return digest, sum(frame.stat().st_size for frame in frames)

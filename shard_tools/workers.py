@@ -15,8 +15,8 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 from pebble.pool.process import WORKERS_NAME
 
-from common.errors import InputError
-from common.processes import end_with_parent
+from adamae.common.errors import InputError
+from adamae.common.processes import end_with_parent
 
 START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
 ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
@@ -100,12 +100,18 @@ class RayCluster:
             raise InputError("--engine ray needs Ray: pip install ray") from error
         address = os.environ.get("RAY_ADDRESS")
         # By default a private cluster: one that happens to run here ends when its owner says so.
-        own: dict[str, Any] = {} if address else {"num_cpus": num_workers, "include_dashboard": False}
+        own: dict[str, Any] = (
+            {} if address else {"num_cpus": num_workers, "include_dashboard": False}
+        )
         try:
             ray.init(address or "local", log_to_driver=False, **own)
         except (ConnectionError, ValueError) as error:
-            raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from error
-        self._task: Any = ray.remote(max_retries=0)(lambda job: function(job))  # Ray takes no partial
+            raise InputError(
+                f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
+            ) from error
+        self._task: Any = ray.remote(max_retries=0)(
+            lambda job: function(job)
+        )  # Ray takes no partial
         self.crashes, self.stop = ray.exceptions.WorkerCrashedError, ray.shutdown
         self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
@@ -146,10 +152,15 @@ def run_jobs(
                 else:  # of a cluster's processes nobody says more
                     cause = f", or made no progress for {timeout:g} seconds"
                     if code is not None:
-                        cause = f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+                        cause = (
+                            f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+                        )
                     yield job, f"the process that worked on it died{cause}"
     finally:
         engine.stop()
 
 
-ENGINES: dict[str, RunJobs] = {"processes": partial(run_jobs, Processes), "ray": partial(run_jobs, RayCluster)}
+ENGINES: dict[str, RunJobs] = {
+    "processes": partial(run_jobs, Processes),
+    "ray": partial(run_jobs, RayCluster),
+}

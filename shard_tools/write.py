@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from common.atomic_io import atomic_write, hash_file, sync, write_text
-from common.errors import InputError
-from common.logging import printable
-from common.progress import progress_bar
-from pipeline.shards.arrays import CONTAINER, Buffer, is_array, map_frames, read_shape
-from pipeline.shards.format import (
+from adamae.common.atomic_io import atomic_write, hash_file, sync, write_text
+from adamae.common.errors import InputError
+from adamae.common.logging import printable
+from adamae.common.progress import progress_bar
+from adamae.pipeline.shards.arrays import CONTAINER, Buffer, is_array, map_frames, read_shape
+from adamae.pipeline.shards.format import (
     CARD_FILE,
     DATASET_FILE,
     MULTI_LABEL,
@@ -43,11 +43,11 @@ from pipeline.shards.format import (
     TableInfo,
     read_samples,
 )
-from pipeline.shards.gops import GOP, Rows, checksum
-from pipeline.shards.index import ROW_FIELDS, NameLine, summarize_labels
-from pipeline.shards.mp4 import read_fragments
-from pipeline.video_error import VideoError
-from shard_tools.temp_table import TempTable
+from adamae.pipeline.shards.gops import GOP, Rows, checksum
+from adamae.pipeline.shards.index import ROW_FIELDS, NameLine, summarize_labels
+from adamae.pipeline.shards.mp4 import read_fragments
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools.temp_table import TempTable
 
 TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
 SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
@@ -94,7 +94,9 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
         # whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
-                facts = {name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS}
+                facts = {
+                    name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS
+                }
                 metadata = json.dumps(facts).encode()
                 _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                 with path.open("rb") as video:
@@ -102,7 +104,8 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
         members = list_members(aside)
         with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             located = [
-                locate_sample(sample, *members[f"{sample.key}.{sample.container}"], data) for sample, _ in samples
+                locate_sample(sample, *members[f"{sample.key}.{sample.container}"], data)
+                for sample, _ in samples
             ]
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
     with atomic_write(folder / info.samples_name) as aside:
@@ -124,7 +127,9 @@ def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sam
     """
     with memoryview(tar) as whole, whole[offset : offset + size] as video:
         if hashlib.sha256(video).hexdigest() != sample.sha256:
-            raise InputError(f"{sample.source} changed while it was stored: run the same command again")
+            raise InputError(
+                f"{sample.source} changed while it was stored: run the same command again"
+            )
         is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
         rows = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
     return replace(sample, offset=offset, size=size, gops=base64.b64encode(rows).decode("ascii"))
@@ -140,7 +145,9 @@ def index_gops(data: Buffer, num_frames: int) -> Rows:
     try:
         if is_array(data):
             shape = read_shape(data)
-            offsets = [shape.start + number * shape.frame_bytes for number in range(len(map_frames(data)))]
+            offsets = [
+                shape.start + number * shape.frame_bytes for number in range(len(map_frames(data)))
+            ]
             lengths = [1] * len(offsets)
         else:
             fragments = list(read_fragments(data))
@@ -202,7 +209,9 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     tables = {name: _TableFile(folder, name) for name in SUFFIXES}
     files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
     num_frames, seconds, histogram, shards = 0, 0.0, Counter[int](), []
-    for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100):
+    for shard in progress_bar(
+        info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100
+    ):
         path = folder / shard.samples_name
         samples = list(read_samples(folder, shard))
         if len(samples) != shard.num_samples:
@@ -218,12 +227,18 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
-        files.insert("files", ((it.source_sha256, it.source, it.segment, json.dumps(it.labels)) for it in samples), 4)
+        files.insert(
+            "files",
+            ((it.source_sha256, it.source, it.segment, json.dumps(it.labels)) for it in samples),
+            4,
+        )
         for sample in samples:
             histogram.update(sample.labels or ())
             num_frames += sample.num_frames
             seconds += sample.num_frames / sample.fps
-    counts = {name: histogram[label] for label, name in enumerate(info.classes) if label in histogram}
+    counts = {
+        name: histogram[label] for label, name in enumerate(info.classes) if label in histogram
+    }
     report: Report = {
         "hours": round(seconds / 3600, 6),
         "class_histogram": dict(sorted(counts.items())),
@@ -244,13 +259,18 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
 
 def _group(rows: Iterator[list[Any]]) -> list[list[str]]:
     """Group the sources, last in each row, that have all else in common."""
-    return sorted(sorted(row[-1] for row in group) for _, group in groupby(rows, lambda row: row[:-1]))
+    return sorted(
+        sorted(row[-1] for row in group) for _, group in groupby(rows, lambda row: row[:-1])
+    )
 
 
 def write_card(folder: Path, info: DatasetInfo) -> None:
     """Write README.md, with which other libraries find the shards and people what is in them."""
     histogram = info.report.get("class_histogram", {})
-    lines = [f"{number}. {printable(name)}: {histogram.get(name, 0)}" for number, name in enumerate(info.classes)]
+    lines = [
+        f"{number}. {printable(name)}: {histogram.get(name, 0)}"
+        for number, name in enumerate(info.classes)
+    ]
     text = CARD.format(
         num_samples=info.num_samples,
         num_frames=info.num_frames,
@@ -267,13 +287,18 @@ def write_card(folder: Path, info: DatasetInfo) -> None:
 def write_description(folder: Path, info: DatasetInfo) -> None:
     """Write `dataset.json`, with the hash of what it says as the last entry."""
     values = info.to_json()
-    write_text(folder / DATASET_FILE, json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n")
+    write_text(
+        folder / DATASET_FILE,
+        json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n",
+    )
 
 
 def hash_description(values: dict[str, Any]) -> str:
     """Hash what `dataset.json` says except this hash, as JSON without white space and with sorted keys."""
     rest = {name: value for name, value in values.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 class RowWriter:
@@ -296,7 +321,9 @@ class RowWriter:
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
         labels = [summarize_labels(sample.labels) for sample in samples]
         strides = [sample.frame_stride for sample in samples]
-        columns: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS}
+        columns: dict[str, Any] = {
+            name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS
+        }
         columns["label"] = labels
         columns["codec"] = [self._number_codec(sample) for sample in samples]
         columns["container"] = [self._number_container(sample) for sample in samples]
@@ -370,7 +397,9 @@ class _TableFile:
         self._file.close()
         digest = hash_file(self._path)
         sync(self._path)
-        path = self._path.rename(self._path.with_name(f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}"))
+        path = self._path.rename(
+            self._path.with_name(f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}")
+        )
         sync(path.parent)
         return TableInfo(path.name, self._num_rows, size, digest)
 

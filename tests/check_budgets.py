@@ -24,7 +24,9 @@ ROW = re.compile(r"^\| (?P<package>`.*?`) \|.*\| (?P<budget>[\d,]+) \|$", re.M)
 
 def list_files() -> list[str]:
     """List the tracked Python files; those that a link in adamae/ shows again are counted once."""
-    tracked = subprocess.run(["git", "ls-files", "*.py"], check=True, capture_output=True, text=True)
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py"], check=True, capture_output=True, text=True
+    )
     paths = [Path(name) for name in tracked.stdout.split()]
     return [str(path) for path in paths if path.exists() and not path.is_symlink()]
 
@@ -55,8 +57,12 @@ def main() -> str:
         uncounted -= files
         num_tokens = sum(map(count_tokens, files))
         if num_tokens > int(row["budget"].replace(",", "")):
-            problems.append(f"{row['package']}: {num_tokens:,} tokens, of a budget of {row['budget']}")
-    problems += [f"{file} is in no row of the table in CONTRIBUTING.md" for file in sorted(uncounted)]
+            problems.append(
+                f"{row['package']}: {num_tokens:,} tokens, of a budget of {row['budget']}"
+            )
+    problems += [
+        f"{file} is in no row of the table in CONTRIBUTING.md" for file in sorted(uncounted)
+    ]
     return "\n".join(problems)
 
 

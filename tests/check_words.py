@@ -39,7 +39,9 @@ LETTERS = r"(?<![A-Za-z]){}(?![A-Za-z])"  # also between underscores
 
 def main() -> str:
     found = []
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.md", ":!tests"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", ":!tests"], check=True, capture_output=True, text=True
+    )
     for file in filter(Path.exists, map(Path, listed.stdout.split())):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             for pattern, instead in INSTEAD.items():

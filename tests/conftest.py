@@ -39,11 +39,19 @@ def shared_folder() -> Path | None:
 @pytest.fixture(scope="session")
 def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make sixteen synthetic videos of two classes, 64×64, with their motion sidecars."""
-    from shard_tools import synthetic_videos
+    from adamae.shard_tools import synthetic_videos
 
     folder = tmp_path_factory.mktemp("videos")
     synthetic_videos.main(
-        [str(folder), "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"]
+        [
+            str(folder),
+            "--num-videos=16",
+            "--size=64",
+            "--num-frames=32",
+            "--classes",
+            "right",
+            "left",
+        ]
     )
     return folder
 
@@ -51,10 +59,13 @@ def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:
     """Make shards of the synthetic videos, every second frame kept."""
-    from shard_tools import make_shards
+    from adamae.shard_tools import make_shards
 
     folder = tmp_path_factory.mktemp("shards") / "shards"
-    assert make_shards.main([str(synthetic_videos), str(folder), "--frame-stride=2", "--workers=1"]) == 0
+    assert (
+        make_shards.main([str(synthetic_videos), str(folder), "--frame-stride=2", "--workers=1"])
+        == 0
+    )
     return folder
 
 
@@ -63,8 +74,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -
     """Pre-train a tiny model for six steps, with checkpoints after steps 3 and 6. Copy the folder to change it."""
     from tiny import TINY
 
-    from train import train
-    from training.config import parse
+    from adamae.train import train
+    from adamae.training.config import parse
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     train(parse([*TINY, f"data.shards={synthetic_shards}", f"run={folder}"]))
@@ -95,7 +106,9 @@ def s3_server() -> Iterator[object_store.S3Server]:
 
 
 @pytest.fixture
-def store(s3_server: object_store.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[object_store.S3Server]:
+def store(
+    s3_server: object_store.S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[object_store.S3Server]:
     """Point this process's S3 clients to the server, without faults."""
     for name, value in object_store.environment(s3_server.url).items():
         monkeypatch.setenv(name, value)

@@ -11,18 +11,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["train", "evaluate", "torch._dynamo", "torch.distributed.launcher.api"])
+SERVER.set_forkserver_preload(
+    ["adamae.train", "adamae.evaluate", "torch._dynamo", "torch.distributed.launcher.api"]
+)
 
 
-def start(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str] | None = None) -> ForkServerProcess:
+def start(
+    command: Sequence[object], out: Path, err: Path, env: Mapping[str, str] | None = None
+) -> ForkServerProcess:
     """Start `command`, [python, a script, its arguments...]; append its output to the files `out` and `err`."""
     words = [str(word) for word in command]
-    process = SERVER.Process(target=_run, args=(words[1:], str(out), str(err), dict(env or os.environ)))
+    process = SERVER.Process(
+        target=_run, args=(words[1:], str(out), str(err), dict(env or os.environ))
+    )
     process.start()
     return process
 
 
-def run(command: Sequence[object], env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    command: Sequence[object], env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Like subprocess.run with capture_output, text and a timeout of four minutes."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"

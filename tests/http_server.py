@@ -15,9 +15,13 @@ class HttpServer:
     """Serves from its creation on; a context manager."""
 
     def __init__(self, application: Any, address: str = "127.0.0.1") -> None:
-        self._server = make_server(address, 0, application, threaded=True, request_handler=QuietHandler)
+        self._server = make_server(
+            address, 0, application, threaded=True, request_handler=QuietHandler
+        )
         self.url = f"http://{address}:{self._server.port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     def __enter__(self) -> Self:
         return self

@@ -36,25 +36,37 @@ class HubServer(HttpServer):
         sha = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
         match action:
             case "" | "revision" if rest in ([], ["main"], [sha]):
-                return reply({"id": model, "sha": sha, "siblings": [{"rfilename": name} for name in files]})
+                return reply(
+                    {"id": model, "sha": sha, "siblings": [{"rfilename": name} for name in files]}
+                )
             case "" | "revision":
                 return missing("RevisionNotFound")
             case "tree":
                 return reply([describe(name, data) for name, data in files.items()])
             case "preupload":
                 asked = request.get_json(force=True)["files"]
-                modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
+                modes = [
+                    {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for f in asked
+                ]
                 return reply({"files": modes})
             case "commit":
                 entries = [
-                    entry["value"] for entry in map(json.loads, request.data.splitlines()) if entry["key"] == "file"
+                    entry["value"]
+                    for entry in map(json.loads, request.data.splitlines())
+                    if entry["key"] == "file"
                 ]
                 files |= {entry["path"]: base64.b64decode(entry["content"]) for entry in entries}
-                return reply({"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{model}"})
+                return reply(
+                    {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{model}"}
+                )
         name = "/".join(rest[1:])
         if action != "resolve" or name not in files:
             return missing("EntryNotFound")
-        return Response(files[name], headers={"X-Repo-Commit": sha, "ETag": f'"{describe(name, files[name])["oid"]}"'})
+        return Response(
+            files[name],
+            headers={"X-Repo-Commit": sha, "ETag": f'"{describe(name, files[name])["oid"]}"'},
+        )
 
 
 def reply(answer: Any, code: int = 200) -> Response:

@@ -28,7 +28,10 @@ class S3Server(HttpServer):
     """Records the requests."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app  # takes seconds, and few tests need it
+        from moto.server import (  # takes seconds, and few tests need it
+            DomainDispatcherApplication,
+            create_backend_app,
+        )
 
         self.faults: list[Fault] = []
         self.requests: list[str] = []  # "GET /bucket/data/shard-000000.tar"
@@ -58,7 +61,11 @@ class S3Server(HttpServer):
             self.requests.append(f"{method} {path}")
             for fault in self.faults:
                 bodies_only = fault.kind in ("cut", "slow", "changed")
-                if path.endswith(fault.suffix) and fault.times > 0 and (method == "GET" or not bodies_only):
+                if (
+                    path.endswith(fault.suffix)
+                    and fault.times > 0
+                    and (method == "GET" or not bodies_only)
+                ):
                     fault.times -= 1
                     return fault
         return None
@@ -76,11 +83,15 @@ class S3Server(HttpServer):
             return Response(body, int(fault.kind))(environ, start_response)
         response = Response.from_app(self._moto, environ, buffered=True)
         if fault:
-            response.response = _damage(response.get_data(), fault, released, environ["werkzeug.socket"])
+            response.response = _damage(
+                response.get_data(), fault, released, environ["werkzeug.socket"]
+            )
         return response(environ, start_response)
 
 
-def _damage(data: bytes, fault: Fault, released: threading.Event, connection: socket.socket) -> Iterator[bytes]:
+def _damage(
+    data: bytes, fault: Fault, released: threading.Event, connection: socket.socket
+) -> Iterator[bytes]:
     if fault.kind == "changed":
         yield data[:-1] + bytes([data[-1] ^ 1]) if data else data
     elif fault.kind == "cut":
@@ -97,9 +108,12 @@ def _damage(data: bytes, fault: Fault, released: threading.Event, connection: so
 def environment(endpoint: str) -> dict[str, str]:
     """Return the variables that point S3 clients to the server."""
     return {
-        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def request(endpoint: str, method: str, path: str, body: bytes = b"") -> bytes:

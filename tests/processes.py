@@ -34,12 +34,16 @@ def is_alive(pid: int) -> bool:
 
 def are_asleep(processes: list[int]) -> bool:
     """Tell whether all wait for something."""
-    return all(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "S" for pid in processes)
+    return all(
+        Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "S" for pid in processes
+    )
 
 
 def list_descendants(pid: int) -> list[int]:
     found = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
     ]
     return found + [pid for child in found for pid in list_descendants(child)]
 

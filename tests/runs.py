@@ -20,7 +20,9 @@ def read_losses(run: Path) -> dict[int, float]:
 
 
 def saved_steps(run: Path) -> list[int]:
-    return sorted(int(folder.name.removeprefix("step-")) for folder in (run / "checkpoints").glob("step-*"))
+    return sorted(
+        int(folder.name.removeprefix("step-")) for folder in (run / "checkpoints").glob("step-*")
+    )
 
 
 def load_weights(run: Path, step: int = 6, name: str = "model") -> dict[str, Tensor]:

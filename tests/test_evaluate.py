@@ -20,26 +20,26 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 from torchrun import free_port
 
-import extract_features
-from common.errors import InputError
-from evaluate import evaluate, list_predictions, make_results, parse_arguments
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from model.weights import pretrained
-from model.weights.external_layouts import to_external
-from model.weights.pretrained import load
-from pipeline.config import DataConfig
-from pipeline.loader import ClipLoader
-from pipeline.planning.plan import EvaluationPlan
-from pipeline.shards.dataset import ShardDataset
-from train import train
-from training.config import TrainConfig, parse
-from training.distributed import Distributed
-from training.evaluation import Evaluator, Predictions, average_precision
-from training.held_out import knn_top1
-from training.logger import read_rows
-from training.summary import interpret_scores
+from adamae import extract_features
+from adamae.common.errors import InputError
+from adamae.evaluate import evaluate, list_predictions, make_results, parse_arguments
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.model.weights import pretrained
+from adamae.model.weights.external_layouts import to_external
+from adamae.model.weights.pretrained import load
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.plan import EvaluationPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.train import train
+from adamae.training.config import TrainConfig, parse
+from adamae.training.distributed import Distributed
+from adamae.training.evaluation import Evaluator, Predictions, average_precision
+from adamae.training.held_out import knn_top1
+from adamae.training.logger import read_rows
+from adamae.training.summary import interpret_scores
 
 ROOT = Path(__file__).parents[1]
 ALONE = Distributed("cpu")
@@ -52,10 +52,18 @@ def run_folder(tmp_path_factory, synthetic_shards) -> Path:
     """A run that was fine-tuned for a few steps, so that its videos do not all look the same to it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     settings = [
-        "task=finetune", f"data.shards={synthetic_shards}", f"run={folder}", "batch_size=8", "checkpoint_every=100",
-        "data.flip=false", "optimizer.base_lr=0.1", "finetune.mixup=0", "finetune.cutmix=0",
-        f"evaluation.shards={synthetic_shards}", "evaluation.every=100",
-    ]  # fmt: skip
+        "task=finetune",
+        f"data.shards={synthetic_shards}",
+        f"run={folder}",
+        "batch_size=8",
+        "checkpoint_every=100",
+        "data.flip=false",
+        "optimizer.base_lr=0.1",
+        "finetune.mixup=0",
+        "finetune.cutmix=0",
+        f"evaluation.shards={synthetic_shards}",
+        "evaluation.every=100",
+    ]
     train(parse([*TINY, *settings]))
     return folder
 
@@ -65,14 +73,20 @@ def results_of(output: Path, *arguments: object) -> dict:
     return json.loads((output / "results.json").read_text())
 
 
-def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, synthetic_shards, tmp_path, capsys):
+def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(
+    run_folder, synthetic_shards, tmp_path, capsys
+):
     results = results_of(tmp_path, run_folder, synthetic_shards)
     said = capsys.readouterr().err
     assert "the run was trained on 16 of these 16 videos: accuracy is optimistically biased" in said
     assert "best weights were selected on 16 of these 16 videos" in said
-    assert said.count("is not clearly above always predicting the most common class (0.500)") == (results["top1"] < 0.7)
+    assert said.count("is not clearly above always predicting the most common class (0.500)") == (
+        results["top1"] < 0.7
+    )
     assert results["majority_top1"] == 0.5
-    (validated,) = (row for row in read_rows(run_folder / "metrics.jsonl") if "evaluation/top1" in row)
+    (validated,) = (
+        row for row in read_rows(run_folder / "metrics.jsonl") if "evaluation/top1" in row
+    )
     assert results["num_videos"] == 16
     for name in ("top1", "nll"):
         assert results[name] == validated[f"evaluation/{name}"]
@@ -80,14 +94,21 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert Image.open(tmp_path / "confusion.png").width > 300
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["source"] for row in rows} == {sample.source for sample in ShardDataset.open(synthetic_shards).samples}
-    assert all(row["source"].startswith(row["label"]) and 0.5 <= float(row["probability"]) <= 1 for row in rows)
+    assert {row["source"] for row in rows} == {
+        sample.source for sample in ShardDataset.open(synthetic_shards).samples
+    }
+    assert all(
+        row["source"].startswith(row["label"]) and 0.5 <= float(row["probability"]) <= 1
+        for row in rows
+    )
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right == round(16 * results["top1"])
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
-    of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml")
+    of_export = results_of(
+        tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml"
+    )
     assert 0 <= results.pop("pixel_top1") <= 1, (
         "of the videos that the run was trained on, which an export does not name"
     )
@@ -96,23 +117,34 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(run_folder, 
     assert "optimistically biased" not in capsys.readouterr().err
 
 
-def test_neighbors_by_weights_without_a_run_and_by_features(synthetic_videos, synthetic_shards, tmp_path, capsys):
+def test_neighbors_by_weights_without_a_run_and_by_features(
+    synthetic_videos, synthetic_shards, tmp_path, capsys
+):
     weights = tmp_path / "model.safetensors"
     pretrained.save(weights, AdaMAE(SHAPE).state_dict(), pretrained.make_metadata(SHAPE))
     sampled = ["data.frame_stride=2", "data.num_workers=1"]
-    by_clip = results_of(tmp_path / "clips", weights, synthetic_shards, "--knn", synthetic_shards, *sampled)
+    by_clip = results_of(
+        tmp_path / "clips", weights, synthetic_shards, "--knn", synthetic_shards, *sampled
+    )
     assert by_clip["num_videos"] == 16
     assert {"knn_top1", "pixel_top1", "majority_top1"} < by_clip.keys()
     features, window = tmp_path / "features", ["--frame-stride", "2", "--window", "4"]
-    extract = extract_features.parse_arguments([str(synthetic_videos), str(features), "--model", str(weights), *window])
+    extract = extract_features.parse_arguments(
+        [str(synthetic_videos), str(features), "--model", str(weights), *window]
+    )
     assert extract_features.main(extract) == 0
     by_video = results_of(tmp_path / "videos", features, "--knn", features)
     assert (by_video["num_videos"], by_video["majority_top1"]) == (16, 0.5)
     files = sorted(features.rglob("*.safetensors"))
     means = torch.stack([load_file(file)["features"].mean(dim=0) for file in files])
     labels = torch.tensor([file.parent.name == "right" for file in files]).long()
-    assert by_video["knn_top1"] == knn_top1(means, labels, means, labels, ~torch.eye(16, dtype=torch.bool))
-    said = re.findall(r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n", capsys.readouterr().out)
+    assert by_video["knn_top1"] == knn_top1(
+        means, labels, means, labels, ~torch.eye(16, dtype=torch.bool)
+    )
+    said = re.findall(
+        r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n",
+        capsys.readouterr().out,
+    )
     assert said[0].startswith(", 1-NN of pixels 0.")
     assert said[1:] == [""], "features have no pixels"
     with pytest.raises(InputError, match="has no features as safetensors or for webdataset: run"):
@@ -122,11 +154,21 @@ def test_neighbors_by_weights_without_a_run_and_by_features(synthetic_videos, sy
 @pytest.mark.slow  # two processes that import torch, and 96 views
 def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
     together = tmp_path / "together"
-    command = [sys.executable, ROOT / "evaluate.py", run_folder, synthetic_shards, *VIEWS, "--output", together]
+    command = [
+        sys.executable,
+        ROOT / "evaluate.py",
+        run_folder,
+        synthetic_shards,
+        *VIEWS,
+        "--output",
+        together,
+    ]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     out = [tmp_path / "said by 0", tmp_path / "said by 1"]
     processes = [
-        forked.start(command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)})
+        forked.start(
+            command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)}
+        )
         for rank in (0, 1)
     ]
     assert [forked.wait(process, 240) for process in processes] == [0, 0]
@@ -148,7 +190,9 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
     found = Evaluator(config, dataset, ALONE).predict(model, False, 2, 3)
     assert model.training
     assert found.labels.tolist() == [sample.label for sample in dataset.samples]
-    plan = EvaluationPlan(dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3)
+    plan = EvaluationPlan(
+        dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3
+    )
     with ClipLoader(dataset, plan, ALONE.device, data, None) as loader, torch.no_grad():
         one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
     by_hand = torch.cat(one_by_one).view(16, 6, 2)
@@ -169,7 +213,9 @@ def test_metrics_of_four_videos_worked_by_hand():
     ]
     dataset: Any = SimpleNamespace(info=SimpleNamespace(classes=["x", "y", "z"]), samples=samples)
     rows = list_predictions(found, dataset)
-    assert [key for key, *_ in rows] == ["b", "c", "a", "d"], "the most confident mistakes come first"
+    assert [key for key, *_ in rows] == ["b", "c", "a", "d"], (
+        "the most confident mistakes come first"
+    )
     assert rows[0] == ("b", "b.mp4", "x", "y", 0.6)
     results = make_results(found, dataset, parse_arguments(["run", "shards"]))
     assert results["majority_top1"] == 0.5
@@ -185,9 +231,9 @@ def test_metrics_of_four_videos_worked_by_hand():
 def test_average_precision_of_a_few_videos_worked_by_hand():
     scores, is_true = np.array([0.6, 0.9, 0.7, 0.8]), np.array([False, True, True, False])
     assert average_precision(scores, is_true) == pytest.approx((1 + 2 / 3) / 2)
-    assert average_precision(np.array([0.5, 0.5, 0.1]), np.array([True, False, True])) == pytest.approx(
-        (0.5 + 2 / 3) / 2
-    )
+    assert average_precision(
+        np.array([0.5, 0.5, 0.1]), np.array([True, False, True])
+    ) == pytest.approx((0.5 + 2 / 3) / 2)
     probabilities = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.5]])
     found = Predictions(probabilities, torch.tensor([[0, 0, 0], [1, 1, 0]], dtype=torch.uint8))
     assert found.average_precisions() == [0.5, 1.0, None]
@@ -196,7 +242,9 @@ def test_average_precision_of_a_few_videos_worked_by_hand():
     assert found.scores()["bce"] == pytest.approx(-np.log([0.1, 0.8, 0.5, 0.3, 0.6, 0.5]).mean())
 
 
-def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder, synthetic_shards, tmp_path):
+def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(
+    run_folder, synthetic_shards, tmp_path
+):
     key = ShardDataset.open(synthetic_shards).samples[5].key
     broken_copy(synthetic_shards, tmp_path / "broken", {key})
     with pytest.raises(InputError, match=key):
@@ -210,7 +258,11 @@ def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(run_folder
         ("run", {"classes": ["left", "right", "up"]}, "has 2 classes and .* has 3"),
         ("run", {"classes": []}, "has no labels"),
         ("run", {"shards": [], "num_samples": 0}, "holds no video"),
-        ("file with names", {"classes": ["right", "left"]}, "class 0 is 'left' for the classifier and 'right' in"),
+        (
+            "file with names",
+            {"classes": ["right", "left"]},
+            "class 0 is 'left' for the classifier and 'right' in",
+        ),
         ("file without names", {"classes": ["left", "right", "up"]}, "has 2 classes and"),
     ],
 )
@@ -219,10 +271,14 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
 ):
     checkpoint, config = run_folder, ("--config", run_folder / "config.yaml")
     if source != "run":
-        checkpoint = shutil.copy(run_folder / "checkpoints/step-00000006/model.safetensors", tmp_path)
+        checkpoint = shutil.copy(
+            run_folder / "checkpoints/step-00000006/model.safetensors", tmp_path
+        )
         if source == "file without names":
             save_file(load(checkpoint).state, checkpoint)
-        assert results_of(tmp_path / "fine", checkpoint, synthetic_shards, *config)["num_videos"] == 16
+        assert (
+            results_of(tmp_path / "fine", checkpoint, synthetic_shards, *config)["num_videos"] == 16
+        )
     description = shutil.copytree(synthetic_shards, tmp_path / "other") / "dataset.json"
     description.write_text(json.dumps(json.loads(description.read_text()) | change))
     with pytest.raises(InputError, match=says) as raised:
@@ -246,10 +302,14 @@ def test_mistakes_in_the_command_are_one_sentence(arguments, says):
         parse_arguments(arguments.split())
 
 
-def test_a_classifier_that_says_nan_and_weights_without_a_head_are_refused(run_folder, synthetic_shards, tmp_path):
+def test_a_classifier_that_says_nan_and_weights_without_a_head_are_refused(
+    run_folder, synthetic_shards, tmp_path
+):
     file, config = tmp_path / "model.safetensors", ("--config", run_folder / "config.yaml")
     state = load(run_folder).state
-    save_file(state | {"head.weight": torch.full_like(state["head.weight"], 3e38)}, file)  # finite, but no sum of it is
+    save_file(
+        state | {"head.weight": torch.full_like(state["head.weight"], 3e38)}, file
+    )  # finite, but no sum of it is
     with pytest.raises(InputError, match="outputs are not finite"):
         results_of(tmp_path / "out", file, synthetic_shards, *config)
     save_file({name: value for name, value in state.items() if not name.startswith("head.")}, file)

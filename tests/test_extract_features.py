@@ -13,23 +13,31 @@ from made_videos import encode, write_shards
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import extract_features
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.encoder import SELECTIONS, VideoEncoder
-from model.weights import pretrained
-from model.weights.load_model import load_encoder
-from pipeline.decoding.video import Video
-from pipeline.planning.crops import FrameSize
-from shard_tools import make_shards
-from training.held_out import read_features
-from training.video_windows import make_scaler
+from adamae import extract_features
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.encoder import SELECTIONS, VideoEncoder
+from adamae.model.weights import pretrained
+from adamae.model.weights.load_model import load_encoder
+from adamae.pipeline.decoding.video import Video
+from adamae.pipeline.planning.crops import FrameSize
+from adamae.shard_tools import make_shards
+from adamae.training.held_out import read_features
+from adamae.training.video_windows import make_scaler
 
 CONFIG = ModelConfig(
-    encoder_width=48, encoder_depth=2, encoder_heads=3, decoder_width=32, decoder_depth=2, decoder_heads=2,
-    num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75,
-)  # fmt: skip
+    encoder_width=48,
+    encoder_depth=2,
+    encoder_heads=3,
+    decoder_width=32,
+    decoder_depth=2,
+    decoder_heads=2,
+    num_frames=4,
+    image_size=32,
+    patch_size=8,
+    mask_ratio=0.75,
+)
 
 
 @pytest.fixture
@@ -43,18 +51,33 @@ def videos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    return write_shards(tmp_path / "shards", [(f"a/v{i}", encode(20 + i, first=3 * i)) for i in range(5)], classes=2)
+    return write_shards(
+        tmp_path / "shards", [(f"a/v{i}", encode(20 + i, first=3 * i)) for i in range(5)], classes=2
+    )
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    pretrained.save(tmp_path / "model.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
+    pretrained.save(
+        tmp_path / "model.safetensors",
+        AdaMAE(CONFIG).state_dict(),
+        pretrained.make_metadata(CONFIG),
+    )
     return tmp_path / "model.safetensors"
 
 
 def extract(place: Path, output: Path, weights: Path, *more: str) -> int:
-    given = [str(place), str(output), "--model", str(weights), "--batch-size", "3", "--device", "cpu"]
+    given = [
+        str(place),
+        str(output),
+        "--model",
+        str(weights),
+        "--batch-size",
+        "3",
+        "--device",
+        "cpu",
+    ]
     more = more if {"--fps", "--frame-stride"} & {*more} else ("--frame-stride", "2", *more)
     return extract_features.main(extract_features.parse_arguments([*given, *more]))
 
@@ -76,23 +99,37 @@ def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tm
         for name in ("features", "tokens", "times"):
             torch.testing.assert_close(first[name], second[name])
         starts = 2 * 3 * torch.arange(len(first["times"])) / 8
-        torch.testing.assert_close(first["times"], torch.stack((starts, starts + 6 / 8), 1).double())
-        torch.testing.assert_close(first["tokens"].float().mean((1, 2, 3)), first["features"], atol=2e-3, rtol=0)
+        torch.testing.assert_close(
+            first["times"], torch.stack((starts, starts + 6 / 8), 1).double()
+        )
+        torch.testing.assert_close(
+            first["tokens"].float().mean((1, 2, 3)), first["features"], atol=2e-3, rtol=0
+        )
         about = read_metadata(file)
-        assert (about["key"], about["label"], about["incomplete"]) == (f"class {i % 2}/v{i}.mp4", f"class {i % 2}", "")
+        assert (about["key"], about["label"], about["incomplete"]) == (
+            f"class {i % 2}/v{i}.mp4",
+            f"class {i % 2}",
+            "",
+        )
 
 
-def test_of_videos_with_fewer_frames_a_second_some_are_repeated(videos, shards, weights, tmp_path, capsys) -> None:
+def test_of_videos_with_fewer_frames_a_second_some_are_repeated(
+    videos, shards, weights, tmp_path, capsys
+) -> None:
     assert extract(videos, tmp_path / "of files", weights, "--fps", "16", "--stride", "2") == 0
     assert "v0.mp4 has 8 frames a second: some are repeated for --fps 16" in capsys.readouterr().err
     assert extract(shards, tmp_path / "of shards", weights, "--fps", "16", "--stride", "2") == 0
     for i in range(5):
         first = load_file(tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors")["features"]
         assert len(first) == (2 * (20 + i) - 4) // 2 + 1
-        torch.testing.assert_close(load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first)
+        torch.testing.assert_close(
+            load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first
+        )
 
 
-def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(shards, weights, tmp_path) -> None:
+def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(
+    shards, weights, tmp_path
+) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
     assert extract(shards, tmp_path / "parts", weights, "--part", "2/2") == 0
     first = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.safetensors")}
@@ -105,7 +142,9 @@ def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(shards, we
     assert extract(tmp_path / "mine", tmp_path / "splits", weights) == 0
     for file in (tmp_path / "whole").rglob("*.safetensors"):
         for folder in ("parts", "splits/train", "splits/validation"):
-            torch.testing.assert_close(load_file(file), load_file(tmp_path / folder / "a" / file.name))
+            torch.testing.assert_close(
+                load_file(file), load_file(tmp_path / folder / "a" / file.name)
+            )
 
 
 def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> None:
@@ -147,10 +186,24 @@ def read_tars(folder: Path) -> dict[str, dict]:
     return by_key
 
 
-def test_webdataset_reads_tars_of_many_videos(videos: Path, weights: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
+def test_webdataset_reads_tars_of_many_videos(
+    videos: Path, weights: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
     assert extract(videos, tmp_path / "files", weights, "--stride", "3", "--tokens") == 0
-    assert extract(videos, tmp_path / "tars", weights, "--stride", "3", "--tokens", "--format", "webdataset") == 0
+    assert (
+        extract(
+            videos,
+            tmp_path / "tars",
+            weights,
+            "--stride",
+            "3",
+            "--tokens",
+            "--format",
+            "webdataset",
+        )
+        == 0
+    )
     tars = [f"features-1-of-1-{number:06}.tar" for number in range(3)]
     assert sorted(file.name for file in (tmp_path / "tars").iterdir()) == [*tars, "features.json"]
     assert json.loads((tmp_path / "tars/features.json").read_text())["format"] == "webdataset"
@@ -173,12 +226,12 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
     videos: Path, weights: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """Killed while it writes the fourth video, whose tar has the third; then run in two parts."""
-    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
-    monkeypatch.setattr("training.feature_files.MAX_VIDEOS", 2)
+    monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
+    monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
     output = tmp_path / "tars"
     killed = """if True:
         import os, sys, training.feature_files
-        import extract_features
+        from adamae import extract_features
         training.feature_files.MAX_VIDEOS = 2
         describe, keys = training.feature_files.describe, []
         def die_at_the_fourth(video):
@@ -187,7 +240,16 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
         training.feature_files.describe = die_at_the_fourth
         extract_features.main(extract_features.parse_arguments(sys.argv[1:]))
         """
-    given = [str(videos), str(output), "--model", str(weights), "--device", "cpu", "--format", "webdataset"]
+    given = [
+        str(videos),
+        str(output),
+        "--model",
+        str(weights),
+        "--device",
+        "cpu",
+        "--format",
+        "webdataset",
+    ]
     command = [sys.executable, "-c", killed, *given, "--frame-stride", "2"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 9
     left = sorted(file.name for file in output.iterdir())
@@ -200,13 +262,18 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
     assert len(read_tars(output)) == 5
     assert len(list(output.iterdir())) == 4, "nothing is left of the killed run"
     for part in ("1/2", "2/2"):
-        assert extract(videos, tmp_path / "parts", weights, "--format", "webdataset", "--part", part) == 0
+        assert (
+            extract(videos, tmp_path / "parts", weights, "--format", "webdataset", "--part", part)
+            == 0
+        )
     assert len(read_tars(tmp_path / "parts")) == 5
     assert extract(videos, tmp_path / "parts", weights, "--format", "webdataset") == 0
     assert len(read_tars(tmp_path / "parts")) == 5, "whatever part has made them"
 
 
-def test_clips_are_cut_as_the_run_was_trained(shards: Path, write_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_clips_are_cut_as_the_run_was_trained(
+    shards: Path, write_run: Callable[..., Path], tmp_path: Path
+) -> None:
     run = write_run(AdaMAE(CONFIG), frame_stride=3)
     arguments = [str(shards), str(tmp_path / "out"), "--model", str(run), "--device", "cpu"]
     extract_features.main(extract_features.parse_arguments(arguments))
@@ -225,19 +292,30 @@ def test_selected_tokens() -> None:
         assert (ids.diff(dim=1) > 0).all()
         assert torch.equal(encoder.select_tokens(clip[1:], 0.25, by), ids[1:]), "whatever the batch"
         tokens = encoder.tokenizer(clip, ids) + encoder.encoder.positions[ids]
-        assert torch.equal(encoder.encode(clip, 0.25, by).pooled, encoder.encoder(tokens).mean(dim=1))
+        assert torch.equal(
+            encoder.encode(clip, 0.25, by).pooled, encoder.encoder(tokens).mean(dim=1)
+        )
     moves = encoder.select_tokens(clip, 0.25, "motion") % 16 >= 8
     assert moves.float().mean() > 0.8
 
 
 def test_a_fraction_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    assert extract(shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "1/5") == 0
+    assert (
+        extract(
+            shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "1/5"
+        )
+        == 0
+    )
     assert extract(shards, tmp_path / "all", weights, "--stride", "1", "--part", "1/5") == 0
-    some, whole = (load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("some", "all"))
+    some, whole = (
+        load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("some", "all")
+    )
     assert some.shape == whole.shape
     assert not torch.equal(some, whole)
     config = replace(CONFIG, masking="random")
-    pretrained.save(tmp_path / "r.safetensors", AdaMAE(config).state_dict(), pretrained.make_metadata(config))
+    pretrained.save(
+        tmp_path / "r.safetensors", AdaMAE(config).state_dict(), pretrained.make_metadata(config)
+    )
     with pytest.raises(InputError, match="no token sampler to select tokens by"):
         extract(shards, tmp_path / "none", tmp_path / "r.safetensors", "--keep", "0.25")
     with pytest.raises(InputError, match=r"keep is 0\.01, 0 of 32 tokens"):
@@ -272,11 +350,15 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
         found = [row for row in rows if row["key"] == about["key"]]
         assert [row["features"] for row in found] == expected["features"].tolist()
         assert [[row["start"], row["end"]] for row in found] == expected["times"].tolist()
-        assert [[row["first_frame"], row["last_frame"]] for row in found] == expected["frames"].tolist()
+        assert [[row["first_frame"], row["last_frame"]] for row in found] == expected[
+            "frames"
+        ].tolist()
         assert all(str(row[name]) == text for row in found for name, text in about.items())
 
 
-def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_outside_of_the_output(
+    videos: Path, weights: Path, tmp_path: Path
+) -> None:
     """Also of videos that a list names outside of its own folder: two of one name, and one by its whole path."""
     (videos / "other").mkdir()
     (videos / "class 0/v0.mp4").rename(videos / "other/v1.mp4")
@@ -291,39 +373,73 @@ def test_nothing_is_written_outside_of_the_output(videos: Path, weights: Path, t
     assert found == {*names}
 
 
-def test_segments_are_the_same_from_a_list_and_from_shards(videos: Path, weights: Path, tmp_path: Path) -> None:
+def test_segments_are_the_same_from_a_list_and_from_shards(
+    videos: Path, weights: Path, tmp_path: Path
+) -> None:
     """Each with its place in the source, whatever the 17 digits of a float; windows of a stride from its own start."""
-    rows = ["v0.mp4,0.30000000000000004,2,7,a", "v2.mp4,0.375,2.5000000000000004,8,b", "v4.mp4,0,,x,b"]
-    (videos / "list.csv").write_text("\n".join(["path,start,end,episode,label", *(f"class 0/{row}" for row in rows)]))
-    make_shards.main([str(videos / "list.csv"), str(tmp_path / "shards"), "--frame-stride", "1", "--workers", "1"])
+    rows = [
+        "v0.mp4,0.30000000000000004,2,7,a",
+        "v2.mp4,0.375,2.5000000000000004,8,b",
+        "v4.mp4,0,,x,b",
+    ]
+    (videos / "list.csv").write_text(
+        "\n".join(["path,start,end,episode,label", *(f"class 0/{row}" for row in rows)])
+    )
+    make_shards.main(
+        [
+            str(videos / "list.csv"),
+            str(tmp_path / "shards"),
+            "--frame-stride",
+            "1",
+            "--workers",
+            "1",
+        ]
+    )
     for place in (videos / "list.csv", tmp_path / "shards"):
         assert extract(place, tmp_path / place.stem, weights, "--pad", "--stride", "3") == 0
     found = {}
     for folder in ("list", "shards"):
         files = (tmp_path / folder).rglob("*.safetensors")
-        found[folder] = {read_metadata(file)["segment"]: (read_metadata(file), load_file(file)) for file in files}
+        found[folder] = {
+            read_metadata(file)["segment"]: (read_metadata(file), load_file(file)) for file in files
+        }
     assert (tmp_path / "list/class 0/v2.mp4#t=0.375,2.5.safetensors").is_file()
     assert {segment: about["episode"] for segment, (about, _) in found["list"].items()} == {
-        "t=0.3,2": "7", "t=0.375,2.5": "8", "": "x",
-    }  # fmt: skip
+        "t=0.3,2": "7",
+        "t=0.375,2.5": "8",
+        "": "x",
+    }
     for segment, (about, values) in found["list"].items():
         of_shards, others = found["shards"][segment]
         assert {**of_shards, "key": ""} == {**about, "key": ""}
         assert float(about["offset"]) == values["times"][0, 0] == (0.375 if segment else 0)
-        assert values["frames"].tolist() == [[max(0, t - 6), t] for t in range(0, 2 * len(others["times"]) * 3, 6)]
+        assert values["frames"].tolist() == [
+            [max(0, t - 6), t] for t in range(0, 2 * len(others["times"]) * 3, 6)
+        ]
         for name, value in values.items():
-            torch.testing.assert_close(value, others[name], atol=0.1 if name == "features" else 0, rtol=0)
+            torch.testing.assert_close(
+                value, others[name], atol=0.1 if name == "features" else 0, rtol=0
+            )
     assert json.loads(found["list"][""][0]["fields"]) == {"episode": "x"}
 
 
-def test_padded_windows_end_at_every_frame_and_see_nothing_later(shards: Path, weights: Path, tmp_path: Path) -> None:
-    assert extract(shards, tmp_path / "padded", weights, "--pad", "--stride", "1", "--part", "1/5") == 0
+def test_padded_windows_end_at_every_frame_and_see_nothing_later(
+    shards: Path, weights: Path, tmp_path: Path
+) -> None:
+    assert (
+        extract(shards, tmp_path / "padded", weights, "--pad", "--stride", "1", "--part", "1/5")
+        == 0
+    )
     assert extract(shards, tmp_path / "whole", weights, "--stride", "1", "--part", "1/5") == 0
-    padded, whole = (load_file(tmp_path / name / "a/v0.safetensors") for name in ("padded", "whole"))
+    padded, whole = (
+        load_file(tmp_path / name / "a/v0.safetensors") for name in ("padded", "whole")
+    )
     assert padded["frames"].tolist() == [[max(0, 2 * (t - 3)), 2 * t] for t in range(10)]
     for name, values in whole.items():
         torch.testing.assert_close(padded[name][3:], values)
     scaler = make_scaler(64, 48, FrameSize(32, 32))
     frames = [scaler(frame) for _, frame in Video(encode(20), 20).frames([0, 2])]
     clip = torch.from_numpy(np.stack([frames[0], frames[0], frames[0], frames[1]]))
-    torch.testing.assert_close(padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled)
+    torch.testing.assert_close(
+        padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled
+    )

@@ -13,15 +13,14 @@ from made_videos import encode
 from runs import is_same
 from test_export import CLIP, CONFIG, pixel_values
 
-import export
-import visualize
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.weights import pretrained
-from model.weights.load_model import load_adamae, load_encoder
-from model.weights.read_config import trained_rate
-from training.remote_run import local_run
+from adamae import export, visualize
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.weights import pretrained
+from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.read_config import trained_rate
+from adamae.training.remote_run import local_run
 
 
 @pytest.fixture
@@ -50,7 +49,11 @@ def model() -> AdaMAE:
 
 
 def test_a_run_goes_there_and_comes_back(
-    hub: HubServer, write_run: Callable[..., Path], model: AdaMAE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer,
+    write_run: Callable[..., Path],
+    model: AdaMAE,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = write_run(model)
     push(run, "--license", "cc-by-4.0")
@@ -58,7 +61,9 @@ def test_a_run_goes_there_and_comes_back(
     again = load_adamae("user/name")
     assert again.config == load_adamae(run).config
     assert is_same(again.state_dict(), model.state_dict())
-    assert torch.equal(load_encoder("hf://user/name@main").encode(CLIP).tokens, model.encode(CLIP).tokens)
+    assert torch.equal(
+        load_encoder("hf://user/name@main").encode(CLIP).tokens, model.encode(CLIP).tokens
+    )
     assert trained_rate(local_run("hf://user/name")) == trained_rate(run)
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -91,7 +96,9 @@ def test_the_model_card_says_how_to_load_it(
     torch.testing.assert_close(by_transformers, features.tokens, atol=1e-4, rtol=1e-4)
     tubelet = model.config.tubelet_size
     encoder = load_encoder(tiny_run, num_frames=tubelet)
-    torch.testing.assert_close(of_image, encoder.encode(image.repeat(1, tubelet, 1, 1, 1)).pooled, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        of_image, encoder.encode(image.repeat(1, tubelet, 1, 1, 1)).pooled, atol=1e-4, rtol=1e-4
+    )
 
 
 def run_code(code: str, given: dict[str, object]):
@@ -107,7 +114,9 @@ def test_classifiers_and_what_transformers_has_no_place_for(
     monkeypatch.chdir(tmp_path)
     classifier = VideoClassifier(CONFIG, num_classes=2).eval()
     file = tmp_path / "classifier.safetensors"
-    pretrained.save(file, classifier.state_dict(), pretrained.make_metadata(CONFIG, classes=["up", "down"]))
+    pretrained.save(
+        file, classifier.state_dict(), pretrained.make_metadata(CONFIG, classes=["up", "down"])
+    )
     push(file)
     state, config, classes, *_ = pretrained.load("user/name")
     assert (config, classes) == (CONFIG, ["up", "down"])
@@ -125,7 +134,10 @@ def test_classifiers_and_what_transformers_has_no_place_for(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("user/nothing", "user/nothing is neither a path here nor a model on the Hugging Face Hub that you may read"),
+        (
+            "user/nothing",
+            "user/nothing is neither a path here nor a model on the Hugging Face Hub that you may read",
+        ),
         ("user/empty@v2", "user/empty@v2 is neither a path here"),
         ("user/empty", "user/empty on the Hugging Face Hub has no weights"),
         ("user/--", "user/-- is neither a path here"),
@@ -143,17 +155,25 @@ def test_nobody_there(hub: HubServer, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="in its cache, and it cannot be reached"):
         load_adamae("user/name")
-    pretrained.save(tmp_path / "a.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
-    with pytest.raises(InputError, match=r"user/name cannot be written on the Hugging Face Hub .*offline"):
+    pretrained.save(
+        tmp_path / "a.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG)
+    )
+    with pytest.raises(
+        InputError, match=r"user/name cannot be written on the Hugging Face Hub .*offline"
+    ):
         push(tmp_path / "a.safetensors")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
-    with pytest.raises(InputError, match=r"user/name cannot be written on the Hugging Face Hub .*refused"):
+    with pytest.raises(
+        InputError, match=r"user/name cannot be written on the Hugging Face Hub .*refused"
+    ):
         push(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="give OUTPUT or --push"):
         export.parse_arguments(["export", "run"])
 
 
 def test_torch_hub_loads_it(write_run: Callable[..., Path], model: AdaMAE) -> None:
-    encoder = torch.hub.load(str(Path(__file__).parents[1]), "video_encoder", write_run(model), source="local")
+    encoder = torch.hub.load(
+        str(Path(__file__).parents[1]), "video_encoder", write_run(model), source="local"
+    )
     assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)

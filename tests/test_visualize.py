@@ -12,23 +12,28 @@ from made_videos import encode, read_number, write_shards
 from matplotlib import colormaps
 from PIL import Image
 
-import visualize
-from common.errors import InputError
-from figures import reconstruction, sheet
-from figures.clips import read_clips, resize_and_crop
-from figures.sheet import GAP, Layout
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from model.maps import interpolate_from_visible, reconstruct
-from model.weights import pretrained
-from model.weights.load_model import load_adamae
-from pipeline.config import DataConfig
+from adamae import visualize
+from adamae.common.errors import InputError
+from adamae.figures import reconstruction, sheet
+from adamae.figures.clips import read_clips, resize_and_crop
+from adamae.figures.sheet import GAP, Layout
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.model.maps import interpolate_from_visible, reconstruct
+from adamae.model.weights import pretrained
+from adamae.model.weights.load_model import load_adamae
+from adamae.pipeline.config import DataConfig
 
 CONFIG = {
-    "size": "tiny", "encoder_depth": 1, "decoder_depth": 1, "num_frames": 8, "image_size": 32, "patch_size": 8,
+    "size": "tiny",
+    "encoder_depth": 1,
+    "decoder_depth": 1,
+    "num_frames": 8,
+    "image_size": 32,
+    "patch_size": 8,
     "mask_ratio": 0.75,
-}  # fmt: skip
+}
 SQUARE = sheet.Row("", np.zeros((8, 32, 32, 3), np.uint8))
 
 
@@ -51,7 +56,9 @@ def videos(tmp_path: Path) -> Path:
 @pytest.fixture
 def clip(videos: Path) -> torch.Tensor:
     """The clip of the figures of a.mp4."""
-    return next(read_clips([videos / "a.mp4"], 8, 32, DataConfig(frame_stride=2), limit=1)).frames[None]
+    return next(read_clips([videos / "a.mp4"], 8, 32, DataConfig(frame_stride=2), limit=1)).frames[
+        None
+    ]
 
 
 def plot(*arguments: object) -> None:
@@ -70,10 +77,15 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     layout = Layout.fit([SQUARE], 4)  # of 4 token frames
     with Image.open(run / "figures/a.png") as picture:
         assert picture.width >= 1600
-        assert picture.height == 7 * (layout.height + GAP) + 2 * layout.font  # times are below the rows
+        assert (
+            picture.height == 7 * (layout.height + GAP) + 2 * layout.font
+        )  # times are below the rows
 
     layout = Layout.fit([SQUARE], 4, min_width=1000)
-    picture, side = np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :], layout.height + GAP
+    picture, side = (
+        np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :],
+        layout.height + GAP,
+    )
     first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)
     assert not np.array_equal(first, second)
@@ -84,7 +96,9 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert [path.name for path in newer.iterdir()] == ["model.safetensors"]
 
 
-def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: torch.Tensor, tmp_path: Path) -> None:
+def test_the_mask_in_the_figure_is_the_models(
+    run: Path, videos: Path, clip: torch.Tensor, tmp_path: Path
+) -> None:
     plot(run, videos / "a.mp4", "--output", tmp_path, "--mask-ratio", "0.5", "--seed", "3")
     is_masked = reconstruct(load_adamae(run, mask_ratio=0.5), clip, seed=3).is_masked[0]
     assert is_masked.float().mean() == 0.5
@@ -95,13 +109,21 @@ def test_the_mask_in_the_figure_is_the_models(run: Path, videos: Path, clip: tor
     for t in range(4):
         corner = layout.label + t * side
         cell = picture[5 * side : 5 * side + 4 * token, corner : corner + 4 * token, 0]
-        assert np.array_equal(cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy())
+        assert np.array_equal(
+            cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy()
+        )
 
 
-def test_interpolated_statistics_know_nothing_of_masked_patches(run: Path, clip: torch.Tensor) -> None:
+def test_interpolated_statistics_know_nothing_of_masked_patches(
+    run: Path, clip: torch.Tensor
+) -> None:
     model = load_adamae(run).with_masking(masking="random")
     before = reconstruct(model, clip)
-    masked = before.is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)[..., None]
+    masked = (
+        before.is_masked.repeat_interleave(2, 1)
+        .repeat_interleave(8, 2)
+        .repeat_interleave(8, 3)[..., None]
+    )
     after = reconstruct(model, torch.where(masked, 255 - clip, clip))
     assert torch.equal(after.visible_stats, torch.where(masked, before.visible_stats, clip))
     assert not torch.equal(after.reconstruction, before.reconstruction)
@@ -109,8 +131,12 @@ def test_interpolated_statistics_know_nothing_of_masked_patches(run: Path, clip:
 
 def test_statistics_come_from_the_nearest_most_of_all() -> None:
     values = torch.tensor([[[10.0], [20.0]]])  # at both ends of a row of four tokens
-    found = interpolate_from_visible(values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4))
-    assert torch.allclose(found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25]))
+    found = interpolate_from_visible(
+        values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4)
+    )
+    assert torch.allclose(
+        found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25])
+    )
 
 
 def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
@@ -126,7 +152,10 @@ def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
     low_to_high = f"blue {error.min():.2f} … yellow {error.max():.2f}"
     assert rows["error"].label == f"error (mean {error.mean():.3f})\n{low_to_high}"
     colors = {tuple(color) for color in rows["error"].cells.reshape(-1, 3).tolist()}
-    ends = {tuple(color) for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()}
+    ends = {
+        tuple(color)
+        for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()
+    }
     assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
     overlay = rows["probability"].cells.astype(int)
     assert overlay.shape == (8, 32, 32, 3)
@@ -156,17 +185,24 @@ def test_features_are_colored_by_their_principal_components() -> None:
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
         (["run", "a.mp4", "--clips", "0"], "--clips: it must be at least 1, not 0"),
         (["run", "a.mp4", "--compare", "shorter.safetensors"], "another shape"),
-        (["classifier.safetensors", "a.mp4"], "classifier.safetensors has no decoder, only an encoder"),
+        (
+            ["classifier.safetensors", "a.mp4"],
+            "classifier.safetensors has no decoder, only an encoder",
+        ),
     ],
     ids=str,
 )
-def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str) -> None:
+def test_bad_input(
+    run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str
+) -> None:
     (videos / "empty").mkdir()
     (videos / "run").symlink_to(run)
     (shutil.copytree(run, videos / "damaged") / "config.yaml").write_text("model: {")
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
     for name, model in (("shorter", AdaMAE(shorter)), ("classifier", VideoClassifier(shorter, 2))):
-        pretrained.save(videos / f"{name}.safetensors", model.state_dict(), pretrained.make_metadata(shorter))
+        pretrained.save(
+            videos / f"{name}.safetensors", model.state_dict(), pretrained.make_metadata(shorter)
+        )
     monkeypatch.chdir(videos)
     with pytest.raises(InputError) as error:
         plot(*arguments)
@@ -176,19 +212,31 @@ def test_bad_input(run: Path, videos: Path, tmp_path: Path, monkeypatch, argumen
 def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
     """Of a file, and of shards."""
     shards = write_shards(
-        tmp_path / "shards", [(f"v{i}", encode(40, first=i)) for i in range(5)], per_shard=2, classes=2
+        tmp_path / "shards",
+        [(f"v{i}", encode(40, first=i)) for i in range(5)],
+        per_shard=2,
+        classes=2,
     )
     numbers = [13, 15, 17, 19, 21, 23, 25, 27]  # the middle
-    clips = list(read_clips([videos / "b.mkv", shards], 8, 32, DataConfig(frame_stride=2), limit=10))
+    clips = list(
+        read_clips([videos / "b.mkv", shards], 8, 32, DataConfig(frame_stride=2), limit=10)
+    )
     assert [clip.name for clip in clips] == ["b", *(f"v{i}" for i in range(5))]
-    assert [clip.title for clip in clips] == ["b.mkv", *(f"v{i}.mp4\nclass class {i % 2}" for i in range(5))]
+    assert [clip.title for clip in clips] == [
+        "b.mkv",
+        *(f"v{i}.mp4\nclass class {i % 2}" for i in range(5)),
+    ]
     for clip, first in zip(clips, [0, *range(5)], strict=True):
         assert clip.frames.shape == (8, 32, 32, 3)
         assert clip.times == [number / 8 for number in numbers]
-        assert [read_number(frame) for frame in clip.frames.numpy()] == [(first + number) % 22 for number in numbers]
+        assert [read_number(frame) for frame in clip.frames.numpy()] == [
+            (first + number) % 22 for number in numbers
+        ]
 
 
-def test_clips_of_a_list_lie_in_its_segments(videos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clips_of_a_list_lie_in_its_segments(
+    videos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = ["path,start,end,label", "a.mp4,1,3,x", "b.mkv,2,,y", "b.mkv,9,,y", "c.mp4,,,x"]
     (videos / "list.csv").write_text("\n".join(rows))
     first, second = read_clips([videos / "list.csv"], 8, 32, DataConfig(frame_stride=2), limit=10)
@@ -197,13 +245,20 @@ def test_clips_of_a_list_lie_in_its_segments(videos: Path, capsys: pytest.Captur
     assert second.numbers == list(range(21, 37, 2))
     assert first.times == [number / 8 for number in first.numbers]
     for clip in (first, second):
-        assert [read_number(frame) for frame in clip.frames.numpy()] == [number % 22 for number in clip.numbers]
+        assert [read_number(frame) for frame in clip.frames.numpy()] == [
+            number % 22 for number in clip.numbers
+        ]
     shown = capsys.readouterr().err
-    assert "skipped b_t=9,inf, which cannot be decoded: its segment starts at 9, and the video has 5 seconds" in shown
+    assert (
+        "skipped b_t=9,inf, which cannot be decoded: its segment starts at 9, and the video has 5 seconds"
+        in shown
+    )
     assert "skipped c, which cannot be decoded: it is a text file" in shown
 
 
-def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(tmp_path: Path, videos: Path) -> None:
+def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(
+    tmp_path: Path, videos: Path
+) -> None:
     for i in range(10):
         (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")

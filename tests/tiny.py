@@ -3,16 +3,28 @@
 from dataclasses import replace
 from pathlib import Path
 
-from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.weights import pretrained
+from adamae.model.config import ModelConfig
+from adamae.model.encoder import VideoEncoder
+from adamae.model.weights import pretrained
 
 TINY = [
-    "model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75",
-    "data.frame_stride=2", "batch_size=4", "steps=6", "precision=fp32", "optimizer.base_lr=0.06",
-    "optimizer.warmup_ratio=0", "device=cpu", "log_every=1", "data.num_workers=1", "evaluation.every=null",
+    "model.size=tiny",
+    "model.num_frames=4",
+    "model.image_size=32",
+    "model.patch_size=8",
+    "model.mask_ratio=0.75",
+    "data.frame_stride=2",
+    "batch_size=4",
+    "steps=6",
+    "precision=fp32",
+    "optimizer.base_lr=0.06",
+    "optimizer.warmup_ratio=0",
+    "device=cpu",
+    "log_every=1",
+    "data.num_workers=1",
+    "evaluation.every=null",
     "checkpoint_every=3",
-]  # fmt: skip
+]
 
 
 def write_random_teacher(config: ModelConfig, folder: Path) -> str:

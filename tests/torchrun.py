@@ -17,10 +17,10 @@ from processes import is_alive, send, wait_for
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from common.errors import run_command
-from train import STOPPED, train
-from training.config import parse
-from training.tasks.pretraining import Pretraining
+from adamae.common.errors import run_command
+from adamae.train import STOPPED, train
+from adamae.training.config import parse
+from adamae.training.tasks.pretraining import Pretraining
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,25 @@ class Job:
     """A run of several nodes, each an agent with its workers; all write to the file `log`. A context manager."""
 
     def __init__(
-        self, arguments: list[str], log: Path, machines: Sequence[Machine] = (Machine(),), per_node: int = 2,
-        before: Callable[[], object] = int, environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        arguments: list[str],
+        log: Path,
+        machines: Sequence[Machine] = (Machine(),),
+        per_node: int = 2,
+        before: Callable[[], object] = int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """arguments: of train.py, with {node} for a node's number; before: what workers call before they train."""
         self.log, self.pids, self.agents = log, log.with_suffix(".pids"), list[ForkServerProcess]()
         self._machines = machines
-        self._inputs = arguments, per_node, before, dict(environment or {}), str(log), str(self.pids)
+        self._inputs = (
+            arguments,
+            per_node,
+            before,
+            dict(environment or {}),
+            str(log),
+            str(self.pids),
+        )
 
     def start(self) -> None:
         """Start an agent on each machine, with a new log."""
@@ -61,7 +73,9 @@ class Job:
         self.pids.write_text("")
         endpoint = f"{self._machines[0].address}:{free_port()}"
         self.agents = [
-            SERVER.Process(target=_agent, args=(endpoint, len(self._machines), node, machine, *self._inputs))
+            SERVER.Process(
+                target=_agent, args=(endpoint, len(self._machines), node, machine, *self._inputs)
+            )
             for node, machine in enumerate(self._machines)
         ]
         for agent in self.agents:
@@ -75,7 +89,9 @@ class Job:
     def processes(self, node: int | None = None) -> list[int]:
         """Return the process ids of the agents and workers that are alive, of one node or all."""
         agents = self.agents if node is None else [self.agents[node]]
-        return list(filter(is_alive, [*(agent.pid or 0 for agent in agents), *self.workers(node).values()]))
+        return list(
+            filter(is_alive, [*(agent.pid or 0 for agent in agents), *self.workers(node).values()])
+        )
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
@@ -115,18 +131,37 @@ def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> N
 
 
 def _agent(
-    endpoint: str, nodes: int, node: int, machine: Machine,
-    arguments: list[str], per_node: int, before: Callable[[], object], environment: dict[str, str], log: str, pids: str,
-) -> None:  # fmt: skip
+    endpoint: str,
+    nodes: int,
+    node: int,
+    machine: Machine,
+    arguments: list[str],
+    per_node: int,
+    before: Callable[[], object],
+    environment: dict[str, str],
+    log: str,
+    pids: str,
+) -> None:
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    os.environ.update(environment, GLOO_SOCKET_IFNAME=machine.interface, TP_SOCKET_IFNAME=machine.interface)
+    os.environ.update(
+        environment, GLOO_SOCKET_IFNAME=machine.interface, TP_SOCKET_IFNAME=machine.interface
+    )
     if machine.namespace:
         with open(f"/var/run/netns/{machine.namespace}") as opened:
             assert ctypes.CDLL(None).setns(opened.fileno(), 0) == 0
     config = LaunchConfig(
-        nodes, nodes, per_node, run_id="test", rdzv_backend="static", rdzv_endpoint=endpoint, max_restarts=0,
-        rdzv_configs={"rank": node}, start_method="fork", local_addr=machine.address, monitor_interval=0.1,
-    )  # fmt: skip
+        nodes,
+        nodes,
+        per_node,
+        run_id="test",
+        rdzv_backend="static",
+        rdzv_endpoint=endpoint,
+        max_restarts=0,
+        rdzv_configs={"rank": node},
+        start_method="fork",
+        local_addr=machine.address,
+        monitor_interval=0.1,
+    )
     own = [argument.replace("{node}", str(node)) for argument in arguments]
     try:
         elastic_launch(config, _worker)(node, own, before, pids)
@@ -136,7 +171,9 @@ def _agent(
 
 
 def _worker(node: int, arguments: list[str], before: Callable[[], object], pids: str) -> None:
-    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
+    ctypes.CDLL(None).prctl(
+        1, 0
+    )  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
     with open(pids, "a") as file:
         print(node, os.environ["RANK"], os.getpid(), file=file)
     before()

@@ -16,33 +16,50 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from common import devices
-from common.arithmetic import ceil_div, round_up
-from common.errors import InputError
-from common.logging import format_bytes
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.weights.teachers import Teacher
-from pipeline.config import DataConfig
-from training.config import TrainConfig
-from training.optimizer import update
-from training.tasks.pretraining import Pretraining
-from training.timing import PretrainingStep, make_config, noise_clip
+from adamae.common import devices
+from adamae.common.arithmetic import ceil_div, round_up
+from adamae.common.errors import InputError
+from adamae.common.logging import format_bytes
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.weights.teachers import Teacher
+from adamae.pipeline.config import DataConfig
+from adamae.training.config import TrainConfig
+from adamae.training.optimizer import update
+from adamae.training.tasks.pretraining import Pretraining
+from adamae.training.timing import PretrainingStep, make_config, noise_clip
 
 # In the order of the forward pass. What happens between two parts counts for the one before; the loss comes last.
 PARTS = ("teacher", "tokenizer", "sampler", "encoder", "decoder", "loss")
 # What is alive at the peak. `weight_copies` are the weights in bf16. `temporaries` are made by the backward pass or the
 # update and freed after it, as what a kernel allocates for itself; `cublas` are the workspaces that cuBLAS and cuBLASLt
 # share.
-AT_PEAK = ("weights", "optimizer", "weight_copies", "clip", "cublas", *PARTS, "gradients", "temporaries")
-FIXED = ("weights", "optimizer", "weight_copies", "gradients", "cublas")  # what does not depend on the batch
+AT_PEAK = (
+    "weights",
+    "optimizer",
+    "weight_copies",
+    "clip",
+    "cublas",
+    *PARTS,
+    "gradients",
+    "temporaries",
+)
+FIXED = (
+    "weights",
+    "optimizer",
+    "weight_copies",
+    "gradients",
+    "cublas",
+)  # what does not depend on the batch
 
 ALLOCATION_UNIT = 512  # bytes; PyTorch's CUDA allocator rounds up to it
 MULTIPROCESSORS = 132  # of an H100 or H200
 # PyTorch's CublasHandlePool.cpp, on GPUs of capability 9, 10 and 12 (8 MiB on others): cuBLAS and cuBLASLt share
 # a workspace, from torch 2.15 on for one product (pull request 194311), before it held by every thread that multiplies.
 CUBLAS_BYTES = 32 * 2**20
-CUBLAS_THREADS = 0 if TorchVersion(torch.__version__) >= "2.15" else 2  # of the forward and of the backward pass
+CUBLAS_THREADS = (
+    0 if TorchVersion(torch.__version__) >= "2.15" else 2
+)  # of the forward and of the backward pass
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 # What no tensor owns: CUDA's context with loaded kernels, NCCL's buffers, the allocator's fragments.
 RESERVE_GPU = 1.5e9
@@ -59,7 +76,10 @@ NVDEC_BYTES = 100 * 8 * STORED_PIXELS * 3 // 2
 aten = torch.ops.aten
 for counted, left_out in (
     (aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_for_cpu),
-    (aten._scaled_dot_product_flash_attention_backward, aten._scaled_dot_product_flash_attention_for_cpu_backward),
+    (
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    ),
 ):
     flop_registry.setdefault(left_out, flop_registry[counted])
 
@@ -67,14 +87,20 @@ for counted, left_out in (
 Account = dict[str, int]  # bytes that are alive at the peak of a step, by AT_PEAK
 
 
-def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False) -> Account:
+def predict(
+    config: ModelConfig, batch_size: int, on_gpu: bool = True, in_buckets: bool = False
+) -> Account:
     """Count a step as a GPU takes it in bf16, or as this CPU does, in a few seconds for any batch size.
 
     in_buckets: gradients are kept in DistributedDataParallel's buckets, which last from step to step. Not counted: the
     CUDA context, NCCL's own memory, the allocator's fragmentation.
     """
     task, live = _make_task(config), LiveBytes("weights", on_gpu)
-    with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths() if on_gpu else nullcontext(), live:
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _gpu_code_paths() if on_gpu else nullcontext(),
+        live,
+    ):
         _allocate(task)
         step = PretrainingStep(task)
         live.label = "clip"
@@ -84,7 +110,11 @@ def predict(config: ModelConfig, batch_size: int, on_gpu: bool = True, in_bucket
 def count_flops(config: ModelConfig, batch_size: int) -> int:
     """Count the arithmetic of a step, with what activation checkpointing repeats."""
     task = _make_task(config)
-    with FakeTensorMode(allow_non_fake_inputs=True), _gpu_code_paths(), FlopCounterMode(display=False) as flops:
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _gpu_code_paths(),
+        FlopCounterMode(display=False) as flops,
+    ):
         _allocate(task)
         PretrainingStep(task)(noise_clip(config, batch_size, torch.device("cpu")))
     return flops.get_total_flops()
@@ -99,9 +129,15 @@ def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tup
     at_peak, ample = (predict(run.model, number, on_gpu) for number in (batch_size, AMPLE_BATCH))
     where = "predicted for a GPU" if on_gpu else "predicted for this CPU"
     return [
-        (f"{batch_size} clips", f"{format_bytes(sum(at_peak.values()))}, {where}: at the peak of a step"),
+        (
+            f"{batch_size} clips",
+            f"{format_bytes(sum(at_peak.values()))}, {where}: at the peak of a step",
+        ),
         *((label.replace("_", " "), format_bytes(size)) for label, size in at_peak.items() if size),
-        *((f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips") for size in CAPACITIES_GB),
+        *(
+            (f"{size} GB", f"at most {largest_batch(run.model, ample, size * 1e9)} clips")
+            for size in CAPACITIES_GB
+        ),
     ]
 
 
@@ -116,7 +152,9 @@ def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
 
 
 def _make_task(config: ModelConfig) -> Pretraining:
-    nowhere: Any = SimpleNamespace(device=torch.device("meta"))  # FakeTensorMode cannot initialize: it has no values
+    nowhere: Any = SimpleNamespace(
+        device=torch.device("meta")
+    )  # FakeTensorMode cannot initialize: it has no values
     with nowhere.device:
         return Pretraining(make_config(config), None, nowhere)
 
@@ -129,7 +167,9 @@ def _allocate(task: Pretraining) -> None:
         teacher.place(torch.device("cpu"))
 
 
-def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False) -> Account:
+def account(
+    step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: bool = False
+) -> Account:
     """Count a step under `live`, which is active and has counted the weights; the model keeps the hooks for that."""
     model = step.model
     for parameter in model.parameters():
@@ -138,7 +178,9 @@ def account(step: PretrainingStep, clip: Tensor, live: "LiveBytes", in_buckets: 
     live.label = "optimizer"
     update(step.optimizer, 1e-4, None)  # the first one makes the optimizer's state
     live.label = "gradients"
-    buckets = {id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets}
+    buckets = {
+        id(p): torch.empty_like(p, requires_grad=False) for p in model.parameters() if in_buckets
+    }
 
     def keep_gradient(parameter: Tensor) -> None:
         if in_buckets:  # its own copy is freed once it has been copied there
@@ -199,7 +241,9 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
         label, size = workspace(func.name(), args) if self.on_gpu else ("", 0)
-        if size and self.now.total() + size > self.at_peak.total():  # alive for a moment beside all that is now
+        if (
+            size and self.now.total() + size > self.at_peak.total()
+        ):  # alive for a moment beside all that is now
             self.at_peak = self.now.copy()
             self.at_peak[label] += size
         return out

@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from common.atomic_io import atomic_write, hash_file
-from common.errors import InputError
-from model.weights.tensor_files import save_pickle, save_tensors
+from adamae.common.atomic_io import atomic_write, hash_file
+from adamae.common.errors import InputError
+from adamae.model.weights.tensor_files import save_pickle, save_tensors
 
 STATE_FILE = "train_state.json"
 # What damaged files make safetensors, pickle and torch raise.
@@ -63,7 +63,11 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def save_checkpoint(
-    folder: Path, state: TrainState, modules: dict[str, dict[str, Tensor]], optimizer: Any, metadata: dict[str, str]
+    folder: Path,
+    state: TrainState,
+    modules: dict[str, dict[str, Tensor]],
+    optimizer: Any,
+    metadata: dict[str, str],
 ) -> Path:
     """Write a checkpoint, each module's tensors as `<name>.safetensors` with `metadata`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +104,14 @@ def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
             if digest != found.sha256[name]:
                 raise ValueError(f"{name} has changed since it was written")
     except UNUSABLE as error:
-        older = [other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name]
-        instead = f"resume from {older[-1].name}" if older else "start from the beginning: there is no older one"
+        older = [
+            other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name
+        ]
+        instead = (
+            f"resume from {older[-1].name}"
+            if older
+            else "start from the beginning: there is no older one"
+        )
         sentence = f"checkpoint {checkpoint} cannot be loaded ({_describe_fault(error)}): remove it to {instead}"
         raise InputError(sentence) from error
     complaints = {
@@ -115,16 +125,24 @@ def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
     run = checkpoint.parents[1]
     for name, complaint in complaints.items():
         if getattr(found, name) != getattr(expected, name):
-            raise InputError(f"{run} {complaint}, or start a new run with its weights alone: init_from={run}")
+            raise InputError(
+                f"{run} {complaint}, or start a new run with its weights alone: init_from={run}"
+            )
 
 
-def load_checkpoint(checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> TrainState:
+def load_checkpoint(
+    checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer
+) -> TrainState:
     """Load modules and optimizer, and return where the run was; raise InputError where they do not fit."""
     try:
         for name, module in modules.items():
             module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True))
+        settings = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
+        optimizer.load_state_dict(
+            torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+        )
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)  # the configuration's, which may have changed in the copy of a run
         return read_state(checkpoint)

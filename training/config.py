@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from common.config_fields import check_ranges, flatten, free_keys, option
-from common.errors import InputError
-from model.config import ModelConfig
-from pipeline.config import DataConfig
+from adamae.common.config_fields import check_ranges, flatten, free_keys, option
+from adamae.common.errors import InputError
+from adamae.model.config import ModelConfig
+from adamae.pipeline.config import DataConfig
 
 if TYPE_CHECKING:
-    from common.config_parser import ConfigParser
+    from adamae.common.config_parser import ConfigParser
 
 Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
 # true is for memory, reduce-overhead for speed: it launches the kernels of a pass together, as a CUDA graph, and keeps
@@ -136,11 +136,15 @@ class TrainConfig:
         if not self.data.shards:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
         if self.model.activation_checkpointing and self.task != "pretrain":
-            raise InputError(f"model.activation_checkpointing is for pre-training: remove it with task={self.task}")
+            raise InputError(
+                f"model.activation_checkpointing is for pre-training: remove it with task={self.task}"
+            )
         if self.init_keep == "optimizer" and not self.init_from:
             raise InputError("init_keep=optimizer continues another run: set init_from to it")
         if self.deterministic and self.data.decoder == "dali":
-            raise InputError("data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it")
+            raise InputError(
+                "data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it"
+            )
         if self.deterministic:
             self.data = dataclasses.replace(self.data, decoder="pyav")
 
@@ -151,7 +155,9 @@ class TrainConfig:
 
 @cache
 def _parser() -> "ConfigParser":
-    from common.config_parser import ConfigParser  # jsonargparse, which configurations made in Python do not need
+    from adamae.common.config_parser import (
+        ConfigParser,  # jsonargparse, which configurations made in Python do not need
+    )
 
     usage = "train.py [--config FILE ...] [section.key=value ...]"
     about = "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny"
@@ -172,7 +178,11 @@ def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
     """List the keys, but those free on resume, in which `config` differs from an earlier run's: `key: old -> new`."""
     before, now = flatten(earlier), flatten(dataclasses.asdict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in changed if key not in set(free_keys(TrainConfig))]
+    return [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in changed
+        if key not in set(free_keys(TrainConfig))
+    ]
 
 
 def changed_keys(config: dict[str, Any]) -> dict[str, Any]:

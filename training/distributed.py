@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.devices import choose_device
-from common.errors import PeerLostError
-from common.processes import end_with_parent
-from pipeline.reading.storage import call_with_timeout
+from adamae.common.devices import choose_device
+from adamae.common.errors import PeerLostError
+from adamae.common.processes import end_with_parent
+from adamae.pipeline.reading.storage import call_with_timeout
 
 PEER_TIMEOUT_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
 NCCL_LATER_S = 60.0  # NCCL aborts the process without a sentence: gloo, which can name a rank, must time out before
@@ -60,12 +60,17 @@ class Distributed:
             dist.init_process_group(backend, timeout=timedelta(seconds=self._timeout_s + later))
             _store().set(f"host of {self.rank}", socket.gethostname())
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
-            assert isinstance(group, dist.ProcessGroup)  # for ranks outside of the group, it is a number
+            assert isinstance(
+                group, dist.ProcessGroup
+            )  # for ranks outside of the group, it is a number
             self._host_group = group
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._host_group is None:
             return
@@ -75,7 +80,9 @@ class Distributed:
                 dist.destroy_process_group()
         except RuntimeError as lost:
             error = lost
-        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        if isinstance(error, RuntimeError) and (
+            isinstance(error, dist.DistError) or "gloo" in str(error)
+        ):
             raise PeerLostError(_ask_store(_find_missing_ranks) or NETWORK_FAILED) from error
 
     def barrier(self) -> None:

@@ -10,21 +10,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from common.devices import autocast_to
-from common.errors import InputError
-from common.progress import progress_bar
-from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.plan import EvaluationPlan
-from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig
-from training.distributed import Distributed, sum_over_ranks
+from adamae.common.devices import autocast_to
+from adamae.common.errors import InputError
+from adamae.common.progress import progress_bar
+from adamae.pipeline.loader import Batch, ClipLoader
+from adamae.pipeline.planning.plan import EvaluationPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed, sum_over_ranks
 
 
 class Predictions(NamedTuple):
     """Of all V videos, on the CPU, in the order of ShardDataset.samples."""
 
     probabilities: Float[Tensor, "V classes"]
-    labels: Int[Tensor, " V"] | UInt8[Tensor, "V classes"]  # ones mark the classes of a video that may have several
+    labels: (
+        Int[Tensor, " V"] | UInt8[Tensor, "V classes"]
+    )  # ones mark the classes of a video that may have several
 
     @property
     def is_multi_label(self) -> bool:
@@ -33,7 +35,10 @@ class Predictions(NamedTuple):
     def average_precisions(self) -> list[float | None]:
         """Compute that of each class of a multi-label classifier; None where no video is of it."""
         columns = zip(self.probabilities.T.numpy(), self.labels.T.numpy(), strict=True)
-        return [average_precision(scores, is_true) if is_true.any() else None for scores, is_true in columns]
+        return [
+            average_precision(scores, is_true) if is_true.any() else None
+            for scores, is_true in columns
+        ]
 
     def scores(self) -> dict[str, float]:
         """Compute top-1 accuracy, of more than five classes top-5 too, that of the most common class, and the mean
@@ -42,7 +47,9 @@ class Predictions(NamedTuple):
         if self.is_multi_label:
             precisions = [value for value in self.average_precisions() if value is not None]
             loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
-            chance = [count / len(self.labels) for count in self.labels.sum(dim=0).tolist() if count]
+            chance = [
+                count / len(self.labels) for count in self.labels.sum(dim=0).tolist() if count
+            ]
             return {
                 "mAP": sum(precisions) / max(1, len(precisions)),
                 "chance_mAP": sum(chance) / max(1, len(chance)),
@@ -72,14 +79,24 @@ class Evaluator:
     def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
         model = self.config.model
         return EvaluationPlan(
-            self.dataset, self.config.data, num_frames=model.num_frames, image_size=model.image_size,
-            batch_size=batch_size, num_temporal=num_clips, num_spatial=num_crops,
-            rank=self.dist.rank, world_size=self.dist.world_size,
-        )  # fmt: skip
+            self.dataset,
+            self.config.data,
+            num_frames=model.num_frames,
+            image_size=model.image_size,
+            batch_size=batch_size,
+            num_temporal=num_clips,
+            num_spatial=num_crops,
+            rank=self.dist.rank,
+            world_size=self.dist.world_size,
+        )
 
     @torch.no_grad()
     def compute(
-        self, model: nn.Module, plan: EvaluationPlan, function: Callable[[Batch], Float[Tensor, "B width"]], width: int
+        self,
+        model: nn.Module,
+        plan: EvaluationPlan,
+        function: Callable[[Batch], Float[Tensor, "B width"]],
+        width: int,
     ) -> Float[Tensor, "clips width"]:
         """Call `function`, which uses `model`, with all batches of a plan; return its results, in order, on the CPU.
 
@@ -91,7 +108,12 @@ class Evaluator:
         was_training = model.training
         model.eval()
         bar = progress_bar(
-            unit="clip", desc="evaluate", total=len(plan), leave=False, delay=2, disable=not dist.is_main
+            unit="clip",
+            desc="evaluate",
+            total=len(plan),
+            leave=False,
+            delay=2,
+            disable=not dist.is_main,
         )
         try:
             with bar, ClipLoader(self.dataset, plan, dist.device, self.config.data, None) as loader:
@@ -103,10 +125,14 @@ class Evaluator:
             model.train(was_training)
         return sum_over_ranks(results).cpu()
 
-    def predict(self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1) -> Predictions:
+    def predict(
+        self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1
+    ) -> Predictions:
         """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
         time, and crops along the longer side."""
-        batch_size = max(1, self.config.batch_size // num_crops) * num_crops  # crops of a clip share its decode
+        batch_size = (
+            max(1, self.config.batch_size // num_crops) * num_crops
+        )  # crops of a clip share its decode
         plan = self.make_plan(batch_size, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
@@ -120,12 +146,16 @@ class Evaluator:
             )
         mean = probabilities.unflatten(0, (-1, num_clips * num_crops)).mean(dim=1)
         if multi_label:
-            labels = self.dataset.mark_classes(sample.labels or () for sample in self.dataset.samples)
+            labels = self.dataset.mark_classes(
+                sample.labels or () for sample in self.dataset.samples
+            )
             return Predictions(mean, torch.from_numpy(labels))
         return Predictions(mean, read_labels(self.dataset))
 
 
-def read_labels(dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)) -> Int[Tensor, " samples"]:
+def read_labels(
+    dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)
+) -> Int[Tensor, " samples"]:
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
 
 
@@ -160,7 +190,9 @@ def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDatase
         )
     given = dataset.info.classes
     if len(wanted) != len(given):
-        raise InputError(f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}")
+        raise InputError(
+            f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}"
+        )
     for class_id, (known, labeled) in enumerate(zip(wanted, given, strict=True)):
         if known != labeled:
             raise InputError(

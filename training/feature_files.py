@@ -13,12 +13,12 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
-from common.atomic_io import atomic_write
-from model.weights.tensor_files import save_tensors
-from shard_tools.inputs.location import import_pyarrow
-from shard_tools.plan import make_key
-from shard_tools.write import list_members
-from training.video_windows import ListedVideo
+from adamae.common.atomic_io import atomic_write
+from adamae.model.weights.tensor_files import save_tensors
+from adamae.shard_tools.inputs.location import import_pyarrow
+from adamae.shard_tools.plan import make_key
+from adamae.shard_tools.write import list_members
+from adamae.training.video_windows import ListedVideo
 
 # Of a tar. What is in an unfinished one is lost when a run is killed.
 MAX_VIDEOS = 1000
@@ -69,7 +69,10 @@ class FeatureWriter(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -103,7 +106,11 @@ class FeatureFiles:
                 save_parquet(partial_file, arrays, metadata)
             else:
                 strings = {name: str(value) for name, value in metadata.items()}
-                save_tensors(partial_file, {name: torch.from_numpy(array) for name, array in arrays.items()}, strings)
+                save_tensors(
+                    partial_file,
+                    {name: torch.from_numpy(array) for name, array in arrays.items()},
+                    strings,
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +133,9 @@ class FeatureTars:
         """Part `part` of `num_parts` (from 1) has tars of its own: processes write side by side."""
         self._output = output
         self._stem = f"features-{part}-of-{num_parts}"
-        self._written = {name.partition(".")[0] for tar in output.glob("*.tar") for name in list_members(tar)}
+        self._written = {
+            name.partition(".")[0] for tar in output.glob("*.tar") for name in list_members(tar)
+        }
         # The tar under way.
         self._files = ExitStack()
         self._is_writing = False
@@ -152,7 +161,10 @@ class FeatureTars:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Finish the tar under way, also where a run is stopped between two videos."""
         if self._is_writing:
@@ -164,7 +176,9 @@ class FeatureTars:
         # It takes half a second, and only this format needs it.
         import webdataset
 
-        numbers = [int(tar.stem.rpartition("-")[2]) for tar in self._output.glob(f"{self._stem}-*.tar")]
+        numbers = [
+            int(tar.stem.rpartition("-")[2]) for tar in self._output.glob(f"{self._stem}-*.tar")
+        ]
         return webdataset.ShardWriter(
             f"{self._stem}-%06d.tar",
             maxcount=MAX_VIDEOS,
@@ -210,7 +224,9 @@ def save_parquet(path: Path, arrays: Arrays, metadata: dict[str, Any]) -> None:
     columns["last_frame"] = arrays["frames"][:, 1]
     columns["start"] = arrays["times"][:, 0]
     columns["end"] = arrays["times"][:, 1]
-    columns["features"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), features.shape[1])
+    columns["features"] = pyarrow.FixedSizeListArray.from_arrays(
+        pyarrow.array(features.ravel()), features.shape[1]
+    )
     parquet.write_table(pyarrow.table(columns), path)
 
 

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.encoder import EncoderModel, encode
-from pipeline.loader import Batch
-from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig
-from training.distributed import Distributed
-from training.evaluation import Evaluator, majority_top1, read_labels
-from training.feature_files import read_feature_files
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.encoder import EncoderModel, encode
+from adamae.pipeline.loader import Batch
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.evaluation import Evaluator, majority_top1, read_labels
+from adamae.training.feature_files import read_feature_files
 
 # The most videos of HeldOut, always the same ones: an evaluation must not take as long as training.
 MAX_VIDEOS = 1024
@@ -39,7 +39,9 @@ class HeldOut:
     the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
     """
 
-    def __init__(self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS) -> None:
+    def __init__(
+        self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS
+    ) -> None:
         """Raise InputError if evaluation.shards cannot be read."""
         self.config, self.max_videos = config, max_videos
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
@@ -57,19 +59,28 @@ class HeldOut:
         if not has_same_classes(self.dataset, self.dataset):
             return metrics
         is_alone = self.reference is self.dataset
-        neighbors, others = (samples, own) if is_alone else self._encode(model, self.reference, dist)
-        labels, other_labels = read_labels(self.dataset, samples), read_labels(self.reference, neighbors)
+        neighbors, others = (
+            (samples, own) if is_alone else self._encode(model, self.reference, dist)
+        )
+        labels, other_labels = (
+            read_labels(self.dataset, samples),
+            read_labels(self.reference, neighbors),
+        )
         group = self.config.evaluation.group
         allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, group)
         metrics["majority_top1"] = majority_top1(labels)
         if allowed.any():
             metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            distances = torch.cdist(own["thumbnail"], others["thumbnail"]).masked_fill(~allowed, torch.inf)
+            distances = torch.cdist(own["thumbnail"], others["thumbnail"]).masked_fill(
+                ~allowed, torch.inf
+            )
             is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
             # What a model must exceed, since it tells scenes apart.
             metrics["pixel_top1"] = is_right.double().mean().item()
             if model is not None:
-                metrics["knn_top1"] = knn_top1(own["features"], labels, others["features"], other_labels, allowed)
+                metrics["knn_top1"] = knn_top1(
+                    own["features"], labels, others["features"], other_labels, allowed
+                )
         return metrics
 
     def _encode(
@@ -92,8 +103,12 @@ class HeldOut:
                 return torch.cat((losses, thumbnails), dim=1)
             with torch.compiler.set_stance("force_eager"):
                 if isinstance(model, AdaMAE) and is_held_out:
-                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(dim=1, keepdim=True)
-                return torch.cat((losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1)
+                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(
+                        dim=1, keepdim=True
+                    )
+                return torch.cat(
+                    (losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1
+                )
 
         module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
@@ -112,12 +127,18 @@ def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:
 def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
     """Return whether every video of both has one label, of the same classes."""
     infos = one.info, other.info
-    is_labeled = all(len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label for info in infos)
+    is_labeled = all(
+        len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label for info in infos
+    )
     return is_labeled and one.info.classes == other.info.classes
 
 
 def find_allowed_neighbors(
-    dataset: ShardDataset, samples: Sequence[int], reference: ShardDataset, neighbors: Sequence[int], group: str
+    dataset: ShardDataset,
+    samples: Sequence[int],
+    reference: ShardDataset,
+    neighbors: Sequence[int],
+    group: str,
 ) -> Bool[Tensor, "samples neighbors"]:
     """Find which videos may be a sample's neighbors: those of other bytes, another source and another group.
 
@@ -129,7 +150,9 @@ def find_allowed_neighbors(
     is_other_source = find_differences([v.source for v in own], [v.source for v in others])
     own_has_group = torch.tensor([group in v.fields for v in own])
     others_have_group = torch.tensor([group in v.fields for v in others])
-    is_other_group = find_differences([v.fields.get(group) for v in own], [v.fields.get(group) for v in others])
+    is_other_group = find_differences(
+        [v.fields.get(group) for v in own], [v.fields.get(group) for v in others]
+    )
     is_other_group |= ~own_has_group[:, None] | ~others_have_group
     return is_other_video & is_other_source & is_other_group
 
@@ -150,8 +173,13 @@ def knn_top1(
     """Compute 20-NN accuracy by cosine similarity of centered features, of the videos that have any neighbor."""
     center = reference.mean(dim=0)
     similarity = F.normalize(features - center, dim=1) @ F.normalize(reference - center, dim=1).T
-    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(min(NUM_NEIGHBORS, len(reference)), dim=1)
-    votes = F.one_hot(neighbor_labels[nearest.indices]) * (nearest.values / TEMPERATURE).exp()[..., None]
+    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(
+        min(NUM_NEIGHBORS, len(reference)), dim=1
+    )
+    votes = (
+        F.one_hot(neighbor_labels[nearest.indices])
+        * (nearest.values / TEMPERATURE).exp()[..., None]
+    )
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
     return is_right[allowed.any(dim=1)].double().mean().item()
 
@@ -173,11 +201,15 @@ def read_features(folder: Path) -> tuple[list[dict[str, Any]], Float[Tensor, "V 
     features = []
     for video in read_feature_files(folder):
         if not video.metadata.get("label"):
-            raise InputError(f"{video.file} has no label: extract features of class folders, or of shards with labels")
+            raise InputError(
+                f"{video.file} has no label: extract features of class folders, or of shards with labels"
+            )
         about.append(video.metadata)
         std, mean = torch.std_mean(video.features, dim=0, correction=0)
         features.append(torch.cat((mean, std)))
     if not about:
         formats = "as safetensors or for webdataset"
-        raise InputError(f"{folder} has no features {formats}: run extract_features.py, or name labeled shards")
+        raise InputError(
+            f"{folder} has no features {formats}: run extract_features.py, or name labeled shards"
+        )
     return about, torch.stack(features)

@@ -4,10 +4,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.logging import log
-from model.config import ModelConfig
-from pipeline.reading.storage import is_remote
-from training.config import TrainConfig, parse
+from adamae.common.logging import log
+from adamae.model.config import ModelConfig
+from adamae.pipeline.reading.storage import is_remote
+from adamae.training.config import TrainConfig, parse
 
 # What is taken over of the model that a run starts from: by pre-training, the encoder and, where no config file says
 # another one, the clip; by a classifier, both. How that was masked only decides whether the shape is a possible one.
@@ -23,7 +23,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
     Without a configuration, `run=RUN` resumes that run with its own, and `init_keep=optimizer` forks one with that of
     the source. Raise InputError if the configuration is not valid, or what it names cannot be read.
     """
-    from common.config_parser import split_overrides
+    from adamae.common.config_parser import split_overrides
 
     options = dict(option.partition("=")[::2] for option in split_overrides(arguments))
     if "--config" not in options and "--data.shards" not in options:
@@ -35,7 +35,9 @@ def load_config(arguments: list[str]) -> TrainConfig:
         return config
     source = _read_source(config)
     shape = {name: getattr(source, name) for name in _list_taken_over(config, options)}
-    changed = [f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)]
+    changed = [
+        f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)
+    ]
     if changed:
         log(f"from checkpoint {config.init_from}: {', '.join(changed)}", sys.stderr)
     return replace(config, model=replace(config.model, **shape))
@@ -43,8 +45,8 @@ def load_config(arguments: list[str]) -> TrainConfig:
 
 def _read_source(config: TrainConfig) -> ModelConfig:
     """Read the configuration of the model that a run starts from."""
-    from model.weights.read_config import config_of_run, read_config
-    from training.remote_run import local_run
+    from adamae.model.weights.read_config import config_of_run, read_config
+    from adamae.training.remote_run import local_run
 
     # Once the run has begun, what it started from may be gone.
     own_run = _find_run(config.run)
@@ -71,8 +73,8 @@ def _find_own_config(options: dict[str, str]) -> Path | None:
     if options.get("--run"):
         run = _find_run(options["--run"])
     if run is None and options.get("--init_keep") == "optimizer" and options.get("--init_from"):
-        from model.weights.find_weights import find_file, run_of
-        from training.remote_run import local_run
+        from adamae.model.weights.find_weights import find_file, run_of
+        from adamae.training.remote_run import local_run
 
         run = run_of(find_file(local_run(options["--init_from"])))
     if run is None:
@@ -82,8 +84,8 @@ def _find_own_config(options: dict[str, str]) -> Path | None:
 
 def _find_run(run: str) -> Path | None:
     """Return a folder with the config.yaml of a run that has checkpoints; None if it has not begun."""
-    from training.checkpoint import list_checkpoints
-    from training.remote_run import fetch_config, staging
+    from adamae.training.checkpoint import list_checkpoints
+    from adamae.training.remote_run import fetch_config, staging
 
     path = staging(run) if is_remote(run) else Path(run)
     if list_checkpoints(path / "checkpoints"):

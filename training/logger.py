@@ -23,20 +23,20 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from common.atomic_io import write_text
-from common.devices import choose_precision, get_device_name
-from common.errors import InputError, name_disk_errors
-from common.jsonl import read_jsonl
-from common.logging import escape
-from common.progress import progress_bar
-from figures.sheet import save_image
-from pipeline.loader import ClipLoader
-from training.config import TrainConfig, to_yaml
-from training.distributed import Distributed
-from training.failures import DivergedError
-from training.run_dir import RunDir
-from training.schedule import Schedule
-from training.summary import describe_scores
+from adamae.common.atomic_io import write_text
+from adamae.common.devices import choose_precision, get_device_name
+from adamae.common.errors import InputError, name_disk_errors
+from adamae.common.jsonl import read_jsonl
+from adamae.common.logging import escape
+from adamae.common.progress import progress_bar
+from adamae.figures.sheet import save_image
+from adamae.pipeline.loader import ClipLoader
+from adamae.training.config import TrainConfig, to_yaml
+from adamae.training.distributed import Distributed
+from adamae.training.failures import DivergedError
+from adamae.training.run_dir import RunDir
+from adamae.training.schedule import Schedule
+from adamae.training.summary import describe_scores
 
 SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
 MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
@@ -48,9 +48,21 @@ class Logger:
     """Sums per-step tensors on the device; reads them, averages over ranks and writes every `log_every` steps."""
 
     def __init__(
-        self, run: RunDir, config: TrainConfig, dist: Distributed, schedule: Schedule, loader: ClipLoader, start: int
+        self,
+        run: RunDir,
+        config: TrainConfig,
+        dist: Distributed,
+        schedule: Schedule,
+        loader: ClipLoader,
+        start: int,
     ) -> None:
-        self.run, self.config, self.dist, self.schedule, self.loader = run, config, dist, schedule, loader
+        self.run, self.config, self.dist, self.schedule, self.loader = (
+            run,
+            config,
+            dist,
+            schedule,
+            loader,
+        )
         self.start_step = start
         self._names: list[str] = []
         self._sums: Tensor | float = 0.0  # of the scalars by these names, on the device
@@ -66,7 +78,13 @@ class Logger:
             if is_main:
                 self._open_files(stack)
             self._bar = stack.enter_context(
-                progress_bar(unit="step", total=total, initial=self.start_step, disable=not is_main, delay=1e-9)
+                progress_bar(
+                    unit="step",
+                    total=total,
+                    initial=self.start_step,
+                    disable=not is_main,
+                    delay=1e-9,
+                )
             )
             self._closing = stack.pop_all()
         return self
@@ -88,7 +106,9 @@ class Logger:
     def step(self, step: int, scalars: Mapping[str, Tensor]) -> None:
         """Add the scalars of a step, which stay on the device; writes their means every `log_every` steps."""
         self._names = list(scalars)
-        self._sums = self._sums + torch.stack([value.detach().float() for value in scalars.values()])
+        self._sums = self._sums + torch.stack(
+            [value.detach().float() for value in scalars.values()]
+        )
         self._steps += 1
         self._bar.update()
         if step % self.config.log_every == 0:
@@ -99,7 +119,9 @@ class Logger:
         has changed the weights for long."""
         if isinstance(self._sums, float):
             return
-        own = dict(zip(self._names, (self._sums / self._steps).tolist(), strict=True))  # only here the host waits
+        own = dict(
+            zip(self._names, (self._sums / self._steps).tolist(), strict=True)
+        )  # only here the host waits
         seconds = time.perf_counter() - self._started
         counters = dict(self.loader.counters)
         waited = counters["wait_seconds"] - self._waited
@@ -116,13 +138,18 @@ class Logger:
         self.write_scalars(step, row)
         if step > self.start_step + FIRST_STEPS:
             self._name_slow_rank([wait for _, wait, _ in ranks], [host for *_, host in ranks])
-        shown = {"loss": row.get("reconstruction_loss", row["loss"]), "clips/s": row["clips_per_second"]}
+        shown = {
+            "loss": row.get("reconstruction_loss", row["loss"]),
+            "clips/s": row["clips_per_second"],
+        }
         self._bar.set_postfix(shown | {"data_wait": f"{row['data_wait_fraction']:.1%}"})
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
         self._sums, self._steps, self._started = 0.0, 0, time.perf_counter()
         if self._idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
             first = step - self._idle_steps + 1
-            raise DivergedError(f"the run has diverged: no gradient of steps {first} to {step} is finite")
+            raise DivergedError(
+                f"the run has diverged: no gradient of steps {first} to {step} is finite"
+            )
 
     def _name_slow_rank(self, waits: list[float], hosts: list[str]) -> None:
         """Say once of a rank that the others wait for its data; `waits`: fraction of the time, by rank."""
@@ -131,7 +158,11 @@ class Logger:
         if wait - median > SLOW and rank not in self._slow_ranks:
             self._slow_ranks.add(rank)
             line = f"note: rank {rank} on {hosts[rank]} slows down the others: it waits {wait:.0%} of the time for data"
-            self._say([f"{line}, the median rank {median:.0%}: are its disk, network or CPU slower, or shared?"])
+            self._say(
+                [
+                    f"{line}, the median rank {median:.0%}: are its disk, network or CPU slower, or shared?"
+                ]
+            )
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step."""
@@ -169,13 +200,17 @@ class Logger:
         device, wanted = self.dist.device, self.config.precision
         precision = choose_precision(device, wanted)
         reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
-        device_line = f"device: {self.dist.world_size} × {get_device_name(device)} ({precision}{reason})"
+        device_line = (
+            f"device: {self.dist.world_size} × {get_device_name(device)} ({precision}{reason})"
+        )
         resuming = [f"resuming from step {self.start_step}"] if self.start_step else []
         self._say([*self.schedule.describe(), device_line, *resuming, *messages])
 
     def _say(self, sentences: list[str]) -> None:
         """Print these above the progress bar, in the main rank."""
-        if sentences and self.dist.is_main:  # at once: where stderr is a file, the bar is written again after each
+        if (
+            sentences and self.dist.is_main
+        ):  # at once: where stderr is a file, the bar is written again after each
             self._bar.write("\n".join(map(escape, sentences)), file=sys.stderr)
 
 
@@ -189,12 +224,21 @@ def start_wandb(folder: Path, config: TrainConfig) -> Any:
     run_id = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     try:
         return wandb.init(
-            project="adamae", name=config.run, id=run_id, resume="allow", dir=str(folder), sync_tensorboard=True,
-            config=dataclasses.asdict(config), allow_val_change=True, settings=wandb.Settings(silent=True),
-        )  # fmt: skip
+            project="adamae",
+            name=config.run,
+            id=run_id,
+            resume="allow",
+            dir=str(folder),
+            sync_tensorboard=True,
+            config=dataclasses.asdict(config),
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True),
+        )
     except (wandb.Error, OSError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline") from error
+        raise InputError(
+            f"wandb cannot be used ({reason}): wandb login, or WANDB_MODE=offline"
+        ) from error
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

@@ -13,12 +13,16 @@ import torch
 import torch.utils.deterministic
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.devices import get_device_name
-from training.config import TrainConfig
-from training.distributed import Distributed
+from adamae.common.devices import get_device_name
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
 
 # Best first; the others take what the first does not. cuDNN's backward pass accumulates in any order.
-DETERMINISTIC_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+DETERMINISTIC_ATTENTION = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 # cuBLAS is deterministic only if its workspaces are set; this is what PyTorch asks for.
 CUBLAS_WORKSPACES = ":4096:8"
 
@@ -32,8 +36,12 @@ def numerics(config: TrainConfig) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACES)
     filling: Any = torch.utils.deterministic  # whose attribute is a property of the module's class
     before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)  # torch.compile then chooses no kernel by measurement either
-    filling.fill_uninitialized_memory = False  # a launch per tensor, and every kernel here writes all of its output
+    torch.use_deterministic_algorithms(
+        True
+    )  # torch.compile then chooses no kernel by measurement either
+    filling.fill_uninitialized_memory = (
+        False  # a launch per tensor, and every kernel here writes all of its output
+    )
     try:
         with sdpa_kernel(DETERMINISTIC_ATTENTION, set_priority=True):
             yield

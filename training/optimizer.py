@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.config import OptimizerConfig
+from adamae.training.config import OptimizerConfig
 
 NOT_DECAYED = (".positions", ".latent")  # of the token sampler, and the query of an attentive probe
 
@@ -22,14 +22,18 @@ def parameter_groups(
         if parameter.requires_grad:
             decay = 0.0 if parameter.ndim <= 1 or name.endswith(NOT_DECAYED) else weight_decay
             key = decay, scale_lr(name)
-            group = groups.setdefault(key, {"params": [], "weight_decay": key[0], "lr_scale": key[1]})
+            group = groups.setdefault(
+                key, {"params": [], "weight_decay": key[0], "lr_scale": key[1]}
+            )
             group["params"].append(parameter)
     return list(groups.values())
 
 
 def make_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Make fused AdamW: one kernel per step on CUDA, and able to skip an update without asking the host (`update`)."""
-    return torch.optim.AdamW(groups, lr=config.base_lr, betas=(config.beta1, config.beta2), fused=True)
+    return torch.optim.AdamW(
+        groups, lr=config.base_lr, betas=(config.beta1, config.beta2), fused=True
+    )
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float, clip_grad_norm: float | None) -> Tensor:
@@ -38,7 +42,9 @@ def update(optimizer: torch.optim.Optimizer, lr: float, clip_grad_norm: float | 
     A gradient that is not finite changes nothing: fused AdamW reads `found_inf` on the device, so there is no host
     synchronization, and the caller sees the norm when it logs.
     """
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
     norm = nn.utils.get_total_norm(gradients)
     if clip_grad_norm is not None:
         torch._foreach_mul_(gradients, (clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))

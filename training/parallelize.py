@@ -9,17 +9,21 @@ from torch import nn
 from torch._functorch import config as partitioner
 from torch.nn.parallel import DistributedDataParallel
 
-from common.devices import autocast_to, choose_precision
-from common.errors import InputError
-from model.casting import keep_copies
-from pipeline.loader import Batch
-from training.config import Compile, TrainConfig
-from training.distributed import Distributed, count_ranks
-from training.tasks.task import Task
+from adamae.common.devices import autocast_to, choose_precision
+from adamae.common.errors import InputError
+from adamae.model.casting import keep_copies
+from adamae.pipeline.loader import Batch
+from adamae.training.config import Compile, TrainConfig
+from adamae.training.distributed import Distributed, count_ranks
+from adamae.training.tasks.task import Task
 
 
 def parallelize(
-    task: Task, optimizer: torch.optim.Optimizer, config: TrainConfig, dist: Distributed, batch_size: int
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    dist: Distributed,
+    batch_size: int,
 ) -> nn.Module:
     """Return the model as the loop calls it: compiled if asked for, with bf16 copies of its weights, and averaging
     gradients if there are several ranks. The weights must be there: from now on, only the optimizer may change them.
@@ -34,16 +38,29 @@ def parallelize(
         keep_bf16_copies(task.model, optimizer, config, dist.device)
         return task.model
     # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its task shares.
-    model = DistributedDataParallel(task.model, gradient_as_bucket_view=True, broadcast_buffers=False)
-    model._register_builtin_comm_hook(dist_c10d.BuiltinCommHookType.ALLREDUCE)  # divides buckets, not gradients
-    model._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # each measurement waits for the GPU, at every 100th step
+    model = DistributedDataParallel(
+        task.model, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+    model._register_builtin_comm_hook(
+        dist_c10d.BuiltinCommHookType.ALLREDUCE
+    )  # divides buckets, not gradients
+    model._set_ddp_runtime_logging_sample_rate(
+        2**31 - 1
+    )  # each measurement waits for the GPU, at every 100th step
     before = [buffer.clone() for buffer in task.model.buffers()]
-    shape = (batch_size, config.model.num_frames, *config.model.frame_size, config.model.in_channels)
+    shape = (
+        batch_size,
+        config.model.num_frames,
+        *config.model.frame_size,
+        config.model.in_channels,
+    )
     black = torch.zeros(shape, dtype=torch.uint8, device=dist.device)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=dist.device)
     for _ in range(2):
         with autocast_to(dist.device, config.precision):
-            loss, _ = task.loss(model, Batch(black, labels, [""] * batch_size, list(range(batch_size))))
+            loss, _ = task.loss(
+                model, Batch(black, labels, [""] * batch_size, list(range(batch_size)))
+            )
         loss.backward()
     keep_bf16_copies(task.model, optimizer, config, dist.device)
     model.zero_grad(set_to_none=True)
@@ -59,7 +76,9 @@ def keep_bf16_copies(
 
     Not of a compiled model in several ranks: up to torch 2.14, DDP's cutting of graphs refuses autograd functions.
     """
-    if choose_precision(device, config.precision) == "bf16" and not (config.compile and count_ranks() > 1):
+    if choose_precision(device, config.precision) == "bf16" and not (
+        config.compile and count_ranks() > 1
+    ):
         refresh = keep_copies(model, torch.bfloat16)
         optimizer.register_step_post_hook(lambda *_: refresh())
 

@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 from torch.profiler import profile
 
-from common.logging import log
+from adamae.common.logging import log
 
 WARMUP, ACTIVE = 3, 3  # steps
 
 
 @contextmanager
-def profile_steps(folder: Path, device: torch.device, enabled: bool) -> Iterator[Callable[[], None]]:
+def profile_steps(
+    folder: Path, device: torch.device, enabled: bool
+) -> Iterator[Callable[[], None]]:
     """Profile ACTIVE steps after WARMUP others into a folder, if that is enabled: `trace.json.gz` for ui.perfetto.dev,
     and on CUDA `memory.pickle` for pytorch.org/memory_viz. Yield a function to be called after every step."""
     if not enabled:
@@ -33,5 +35,7 @@ def profile_steps(folder: Path, device: torch.device, enabled: bool) -> Iterator
     if on_cuda:
         torch.cuda.memory._record_memory_history()
     schedule = torch.profiler.schedule(wait=0, warmup=WARMUP, active=ACTIVE, repeat=1)
-    with profile(schedule=schedule, on_trace_ready=write, profile_memory=True, record_shapes=True) as profiled:
+    with profile(
+        schedule=schedule, on_trace_ready=write, profile_memory=True, record_shapes=True
+    ) as profiled:
         yield profiled.step

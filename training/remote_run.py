@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
-from common.atomic_io import atomic_write
-from common.errors import InputError
-from model.weights.hub import find_model
-from pipeline.reading.cache import user_cache_dir
-from pipeline.reading.storage import ObjectStore, is_remote
-from training.checkpoint import STATE_FILE, list_checkpoints, parse_step
+from adamae.common.atomic_io import atomic_write
+from adamae.common.errors import InputError
+from adamae.model.weights.hub import find_model
+from adamae.pipeline.reading.cache import user_cache_dir
+from adamae.pipeline.reading.storage import ObjectStore, is_remote
+from adamae.training.checkpoint import STATE_FILE, list_checkpoints, parse_step
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
@@ -30,7 +30,12 @@ class TakenOverError(InputError):
 def staging(url: str) -> Path:
     """Return the folder on this node of a run in object storage."""
     url = url.rstrip("/")
-    return user_cache_dir() / "runs" / hashlib.sha256(url.encode()).hexdigest()[:16] / url.rsplit("/", 1)[1]
+    return (
+        user_cache_dir()
+        / "runs"
+        / hashlib.sha256(url.encode()).hexdigest()[:16]
+        / url.rsplit("/", 1)[1]
+    )
 
 
 def local_run(path: str) -> Path:
@@ -41,7 +46,9 @@ def local_run(path: str) -> Path:
     if path.startswith("hf://") and path.count("/") == 3:
         return find_model(path)
     copy = _copy_of(path)
-    if (copy / "config.yaml").exists() and ObjectStore(path).read("config.yaml") != (copy / "config.yaml").read_bytes():
+    if (copy / "config.yaml").exists() and ObjectStore(path).read("config.yaml") != (
+        copy / "config.yaml"
+    ).read_bytes():
         shutil.rmtree(copy)
     RemoteRun(path, copy).fetch()
     return copy
@@ -68,7 +75,9 @@ class RemoteRun:
         self.url, self.local = url, local
         self._storage = ObjectStore(url)
         self._owner = b""
-        self._sent: dict[str, tuple[int, int]] = {}  # size and time of each file when it was uploaded
+        self._sent: dict[
+            str, tuple[int, int]
+        ] = {}  # size and time of each file when it was uploaded
 
     def take_over(self) -> None:
         """Become the one job that may write there, which `sync` needs."""
@@ -79,8 +88,12 @@ class RemoteRun:
         """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
         names, config = self._storage.sizes(), self.local / "config.yaml"
         here = list_checkpoints(self.local / "checkpoints")
-        if here and not (config.exists() and self._storage.read("config.yaml") == config.read_bytes()):
-            raise InputError(f"{self.local} keeps another run than {self.url} holds: remove it, or move it")
+        if here and not (
+            config.exists() and self._storage.read("config.yaml") == config.read_bytes()
+        ):
+            raise InputError(
+                f"{self.local} keeps another run than {self.url} holds: remove it, or move it"
+            )
         newest = parse_step(here[-1].name) if here else 0
         newer = [step for step in _complete_steps(names) if step > newest]
         if newer:
@@ -97,7 +110,9 @@ class RemoteRun:
             return
         if (owner := self._storage.read(OWNER) or b"") != self._owner:
             host = owner.decode(errors="replace").rpartition(" ")[2]
-            raise TakenOverError(f"{self.url} was taken over by a job that was started later, on {host}: it continues")
+            raise TakenOverError(
+                f"{self.url} was taken over by a job that was started later, on {host}: it continues"
+            )
         files = [self.local / name for name in LOGS]
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
@@ -126,7 +141,9 @@ class RemoteRun:
                     if name.startswith(f"{checkpoint}/"):
                         self._storage.download(name, partial / PurePosixPath(name).name)
         except OSError:
-            if not (self.local / checkpoint).is_dir():  # else another process of this node was faster
+            if not (
+                self.local / checkpoint
+            ).is_dir():  # else another process of this node was faster
                 raise
 
 
@@ -137,4 +154,6 @@ def _step_of(name: str) -> int:
 
 def _complete_steps(names: Iterable[str]) -> list[int]:
     """Return the steps of the complete checkpoints in a listing, ascending."""
-    return sorted(_step_of(name) for name in names if _step_of(name) and name.endswith(f"/{STATE_FILE}"))
+    return sorted(
+        _step_of(name) for name in names if _step_of(name) and name.endswith(f"/{STATE_FILE}")
+    )

@@ -13,12 +13,12 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-from common.atomic_io import write_text
-from common.jsonl import read_jsonl
-from common.logging import format_duration, printable
-from training.config import TrainConfig, changed_keys
-from training.logger import read_rows
-from training.summary import describe_scores, find_result
+from adamae.common.atomic_io import write_text
+from adamae.common.jsonl import read_jsonl
+from adamae.common.logging import format_duration, printable
+from adamae.training.config import TrainConfig, changed_keys
+from adamae.training.logger import read_rows
+from adamae.training.summary import describe_scores, find_result
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CORRUPT_VIDEOS = 50  # listed
@@ -28,7 +28,15 @@ CHARTS = [
     for chart in (
         "loss reconstruction_loss evaluation/reconstruction_loss evaluation/nll",
         "evaluation/knn_top1 evaluation/majority_top1 evaluation/pixel_top1 evaluation/top1 evaluation/top5",
-        *("evaluation/mAP", "evaluation/rankme", "accuracy", "sampler_entropy", "lr", "grad_norm", "skipped_updates"),
+        *(
+            "evaluation/mAP",
+            "evaluation/rankme",
+            "accuracy",
+            "sampler_entropy",
+            "lr",
+            "grad_norm",
+            "skipped_updates",
+        ),
         *("clips_per_second", "data_wait_fraction", "peak_memory_gib"),
     )
 ]
@@ -38,7 +46,9 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
     """Write RUN/report.html; reads all of metrics.jsonl: a second for 50,000 rows."""
     rows = read_metrics(run)
     corrupt = read_jsonl(run / "quarantine.jsonl")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE.read_text())
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        TEMPLATE.read_text()
+    )
     images = {"Training curves": plot_curves(rows)} if rows else {}
     images |= {file.stem: file.read_bytes() for file in sorted(run.glob("figures/*.png"))}
     html = page.render(
@@ -47,13 +57,17 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         progress=describe_progress(rows, total_steps),
         images={printable(name): base64.b64encode(png).decode() for name, png in images.items()},
         configuration=changed_keys(asdict(config)),
-        checkpoints=[printable(folder.name) for folder in sorted(run.glob("checkpoints/*")) if folder.is_dir()],
+        checkpoints=[
+            printable(folder.name)
+            for folder in sorted(run.glob("checkpoints/*"))
+            if folder.is_dir()
+        ],
         num_corrupt=len(corrupt),
         corrupt=[
             [printable(line.get(name, "")) for name in ("key", "reason", "where")]
             for line in corrupt[:MAX_CORRUPT_VIDEOS]
         ],
-    )  # fmt: skip
+    )
     write_text(run / "report.html", html)
 
 
@@ -77,8 +91,15 @@ def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
     for number, names in enumerate(charts, 1):
         axes = figure.add_subplot(ceil(len(charts) / 3), 3, number, xlabel="step")
         for name in names:
-            steps, values = zip(*((row["step"], row[name]) for row in rows if name in row), strict=True)
-            axes.plot(steps, values, marker="." if len(steps) < 50 else None, label=f"{name}: {values[-1]:.3g}")
+            steps, values = zip(
+                *((row["step"], row[name]) for row in rows if name in row), strict=True
+            )
+            axes.plot(
+                steps,
+                values,
+                marker="." if len(steps) < 50 else None,
+                label=f"{name}: {values[-1]:.3g}",
+            )
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     figure.savefig(png := io.BytesIO(), format="png", dpi=110)
@@ -88,6 +109,10 @@ def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
 def read_metrics(run: Path) -> list[dict[str, float]]:
     """Read the finite numbers of a run's metrics.jsonl."""
     return [
-        {name: value for name, value in row.items() if isinstance(value, int | float) and isfinite(value)}
+        {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, int | float) and isfinite(value)
+        }
         for row in read_rows(run / "metrics.jsonl")
     ]

@@ -21,14 +21,14 @@ from pebble.concurrent import thread
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from common.atomic_io import write_text
-from common.errors import InputError
-from common.locks import exclusive_lock
-from common.logging import log
-from model.weights.find_weights import find_file
-from model.weights.read_config import run_config
-from pipeline.reading.storage import is_remote
-from training.checkpoint import (
+from adamae.common.atomic_io import write_text
+from adamae.common.errors import InputError
+from adamae.common.locks import exclusive_lock
+from adamae.common.logging import log
+from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.read_config import run_config
+from adamae.pipeline.reading.storage import is_remote
+from adamae.training.checkpoint import (
     TrainState,
     check_checkpoint,
     copy_to_host,
@@ -36,11 +36,11 @@ from training.checkpoint import (
     load_checkpoint,
     parse_step,
     save_checkpoint,
-)  # fmt: skip
-from training.config import TrainConfig, differences, to_yaml
-from training.distributed import Distributed
-from training.failures import DivergedError
-from training.remote_run import RemoteRun, TakenOverError, local_run, staging
+)
+from adamae.training.config import TrainConfig, differences, to_yaml
+from adamae.training.distributed import Distributed
+from adamae.training.failures import DivergedError
+from adamae.training.remote_run import RemoteRun, TakenOverError, local_run, staging
 
 
 class BackgroundWriter:
@@ -63,7 +63,9 @@ class BackgroundWriter:
                 before.result()
             job()
 
-        self._last = thread(name="writer")(work)()  # a daemon: a second Ctrl-C does not wait for an upload
+        self._last = thread(name="writer")(
+            work
+        )()  # a daemon: a second Ctrl-C does not wait for an upload
 
     def wait(self) -> None:
         """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""
@@ -86,7 +88,9 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self.is_new = True
-        self.checkpoint: Path | None = None  # to continue from: of its own or, if it is new, of the run that it forks
+        self.checkpoint: Path | None = (
+            None  # to continue from: of its own or, if it is new, of the run that it forks
+        )
         self._next_save_s = math.inf  # by the monotonic clock
         self.writer = BackgroundWriter()
 
@@ -107,7 +111,9 @@ class RunDir:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
+    ) -> None:
         with self._held:
             try:
                 if self.dist.is_main:
@@ -118,11 +124,17 @@ class RunDir:
                 error = diverged
         if isinstance(error, DivergedError):
             saved = list_checkpoints(self.checkpoints)
-            fork = f" with init_keep=optimizer init_from={saved[-1]}, which is finite" if saved else ""
-            advice = f"lower optimizer.base_lr or set optimizer.clip_grad_norm, in another run={fork}"
+            fork = (
+                f" with init_keep=optimizer init_from={saved[-1]}, which is finite" if saved else ""
+            )
+            advice = (
+                f"lower optimizer.base_lr or set optimizer.clip_grad_norm, in another run={fork}"
+            )
             raise DivergedError(f"{error}; {advice}") from error
 
-    def load(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState) -> TrainState:
+    def load(
+        self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState
+    ) -> TrainState:
         """Load the checkpoint that the run continues from; return how far the run is, `start` if there is none.
 
         The files' hashes are checked once per node: that takes longer than reading them."""
@@ -142,9 +154,12 @@ class RunDir:
         return state
 
     def save(
-        self, state: TrainState, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer,
+        self,
+        state: TrainState,
+        modules: dict[str, nn.Module],
+        optimizer: torch.optim.Optimizer,
         metadata: dict[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
         if not self.dist.is_main:
             return
@@ -154,7 +169,9 @@ class RunDir:
             return
         states = {name: module.state_dict() for name, module in modules.items()}
         weights, moments = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
-        copied = torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
+        copied = (
+            torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
+        )
         self.writer.start(lambda: self._write(state, weights, moments, metadata, copied))
 
     def _lock(self, stack: ExitStack) -> None:
@@ -162,9 +179,13 @@ class RunDir:
         try:
             stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))
         except Timeout as error:
-            raise InputError(f"{self.path} is locked by another training job: wait for it, or set run=") from error
+            raise InputError(
+                f"{self.path} is locked by another training job: wait for it, or set run="
+            ) from error
         stack.callback(self._remove_if_unused)
-        for partial in self.checkpoints.glob(".*.partial"):  # left by a kill in the middle of a save
+        for partial in self.checkpoints.glob(
+            ".*.partial"
+        ):  # left by a kill in the middle of a save
             shutil.rmtree(partial)
         if self.remote is not None:
             self.remote.fetch()
@@ -199,9 +220,13 @@ class RunDir:
         return checkpoint
 
     def _write(
-        self, state: TrainState, modules: dict[str, dict[str, Tensor]], optimizer: Any, metadata: dict[str, str],
+        self,
+        state: TrainState,
+        modules: dict[str, dict[str, Tensor]],
+        optimizer: Any,
+        metadata: dict[str, str],
         copied: torch.cuda.Event | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if copied is not None:
             copied.synchronize()
         for name, tensors in modules.items():
@@ -219,7 +244,10 @@ class RunDir:
             except TakenOverError:
                 raise
             except InputError as error:
-                log(f"{error}; {self.path} keeps everything, and the next checkpoint tries again", file=sys.stderr)
+                log(
+                    f"{error}; {self.path} keeps everything, and the next checkpoint tries again",
+                    file=sys.stderr,
+                )
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from training.config import TrainConfig
+from adamae.training.config import TrainConfig
 
 
 class Schedule:
@@ -14,7 +14,9 @@ class Schedule:
     def __init__(self, config: TrainConfig, clips_per_epoch: int, world_size: int = 1) -> None:
         self.clips_per_epoch = clips_per_epoch
         self.global_batch = config.clips_per_step(world_size)
-        self.total_steps = config.steps or math.ceil(config.epochs * clips_per_epoch / self.global_batch)
+        self.total_steps = config.steps or math.ceil(
+            config.epochs * clips_per_epoch / self.global_batch
+        )
         self.warmup_steps = round(config.optimizer.warmup_ratio * self.total_steps)
         scale = self.global_batch / 256
         self.peak_lr = config.optimizer.base_lr * scale
@@ -25,7 +27,9 @@ class Schedule:
         if step < self.warmup_steps:
             return self.warmup_lr + (self.peak_lr - self.warmup_lr) * step / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (
+            1 + math.cos(math.pi * min(1.0, done))
+        )
 
     def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""

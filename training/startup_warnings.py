@@ -6,11 +6,11 @@ from itertools import islice
 import numpy as np
 import torch
 
-from pipeline.config import DEFAULT_STRIDE, DataConfig
-from pipeline.planning.plan import frame_step, largest_stride
-from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig
-from training.held_out import has_same_classes
+from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
+from adamae.pipeline.planning.plan import frame_step, largest_stride
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import TrainConfig
+from adamae.training.held_out import has_same_classes
 
 MAX_CHECKED = 2**20  # videos of each dataset; shards hold them in random order
 MAX_SOURCES = 2**14  # likewise; the names of as many are read in .4 s
@@ -20,7 +20,9 @@ MIN_VIDEOS, MIN_CONTINUED = {"tiny": 0, "small": 3_000, "base": 50_000}, 300
 
 def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.device) -> list[str]:
     """Return a sentence for each finding."""
-    found = warn_of_scale(config, min(config.data.subset or len(dataset.samples), len(dataset.samples)), device)
+    found = warn_of_scale(
+        config, min(config.data.subset or len(dataset.samples), len(dataset.samples)), device
+    )
     found += warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
@@ -30,7 +32,9 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
                 " same bytes or source): evaluation results will be optimistically biased"
             )
         if config.task != "pretrain" and has_same_classes(dataset, held_out):
-            unseen = np.setdiff1d(held_out.column("label").astype(np.int64), dataset.column("label").astype(np.int64))
+            unseen = np.setdiff1d(
+                held_out.column("label").astype(np.int64), dataset.column("label").astype(np.int64)
+            )
             if missing := [held_out.info.classes[label] for label in unseen]:
                 found.append(
                     f"WARNING: {len(missing)} classes of evaluation.shards ({', '.join(map(repr, missing[:3]))}) have"
@@ -64,7 +68,12 @@ def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) ->
 def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
     """Return a sentence on the videos with fewer frames than a clip spans, and one on those of too few a second."""
     stored = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
-    span, found, advice, repeated = np.full(len(stored), num_frames - 1), [], "", "frames are repeated"
+    span, found, advice, repeated = (
+        np.full(len(stored), num_frames - 1),
+        [],
+        "",
+        "frames are repeated",
+    )
     if data.sampling == "strided":
         repeated = "their last frame is repeated"
         fps = dataset.column("fps", MAX_CHECKED)

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from common.devices import autocast_to
-from pipeline.loader import Batch
-from training.config import TrainConfig
-from training.distributed import count_ranks
-from training.logger import SKIPPED
-from training.optimizer import update
-from training.parallelize import reduce_gradients
-from training.tasks.task import Task
+from adamae.common.devices import autocast_to
+from adamae.pipeline.loader import Batch
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import count_ranks
+from adamae.training.logger import SKIPPED
+from adamae.training.optimizer import update
+from adamae.training.parallelize import reduce_gradients
+from adamae.training.tasks.task import Task
 
 
 def train_step(

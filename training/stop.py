@@ -52,12 +52,16 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._first_ctrl_c = min(self._first_ctrl_c, time.monotonic())
-        is_second_ctrl_c = number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > DEBOUNCE_S
+        is_second_ctrl_c = (
+            number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > DEBOUNCE_S
+        )
         if is_second_ctrl_c or not self.defer:
             raise KeyboardInterrupt
         if not self.is_set:
             self.is_set = True
             try:
-                os.write(2, MESSAGE.encode())  # print may have been interrupted in the middle of a print
+                os.write(
+                    2, MESSAGE.encode()
+                )  # print may have been interrupted in the middle of a print
             except OSError:  # the terminal has gone, and must not take the run with it when the next line is written
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

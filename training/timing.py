@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from pipeline.config import DataConfig
-from pipeline.loader import Batch
-from training.config import Compile, TrainConfig
-from training.distributed import Distributed
-from training.optimizer import make_optimizer
-from training.parallelize import compile_in_place, keep_bf16_copies
-from training.step import train_step
-from training.tasks.pretraining import Pretraining
+from adamae.model.config import ModelConfig
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.loader import Batch
+from adamae.training.config import Compile, TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.optimizer import make_optimizer
+from adamae.training.parallelize import compile_in_place, keep_bf16_copies
+from adamae.training.step import train_step
+from adamae.training.tasks.pretraining import Pretraining
 
 
-def time_calls(call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int) -> list[float]:
+def time_calls(
+    call: Callable[[], Any], device: torch.device, warmup: int, repetitions: int
+) -> list[float]:
     """Return the milliseconds of each of `repetitions` calls, after `warmup` untimed ones.
 
     On CUDA they are timed by events, so that calls queue up as they do in training.
@@ -64,11 +66,15 @@ class PretrainingStep:
         keep_bf16_copies(task.model, self.optimizer, task.config, task.dist.device)
 
     @classmethod
-    def of(cls, config: ModelConfig, device: torch.device, compiled: Compile = False) -> "PretrainingStep":
+    def of(
+        cls, config: ModelConfig, device: torch.device, compiled: Compile = False
+    ) -> "PretrainingStep":
         return cls(Pretraining(make_config(config), None, Distributed(device.type)), compiled)
 
     def __call__(self, clip: Tensor) -> dict[str, Tensor]:
         count = len(clip)
         config = replace(self.task.config, batch_size=count)
-        batch = Batch(clip, torch.empty(0), [""] * count, list(range(count)))  # pre-training reads no labels
+        batch = Batch(
+            clip, torch.empty(0), [""] * count, list(range(count))
+        )  # pre-training reads no labels
         return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)

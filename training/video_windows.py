@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from common.errors import DISK_FULL
-from common.logging import log, printable
-from figures.clips import resize_and_crop
-from pipeline.config import DataConfig
-from pipeline.decoding.video import Video
-from pipeline.decoding.video_source import Scaler
-from pipeline.planning.crops import FrameSize, view_crop
-from pipeline.planning.plan import check_strides, frame_step
-from pipeline.reading.storage import is_remote
-from pipeline.shards import arrays
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DATASET_FILE, find_splits
-from pipeline.video_error import VideoError
-from pipeline.videos.orientation import display_size, find_flips
-from pipeline.videos.segment import Segment
-from pipeline.videos.source_video import SourceVideo, subsample
-from shard_tools.inputs import Item, ListOptions, read_inputs
-from shard_tools.inputs.location import local_copy
-from shard_tools.plan import make_key
+from adamae.common.errors import DISK_FULL
+from adamae.common.logging import log, printable
+from adamae.figures.clips import resize_and_crop
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.video import Video
+from adamae.pipeline.decoding.video_source import Scaler
+from adamae.pipeline.planning.crops import FrameSize, view_crop
+from adamae.pipeline.planning.plan import check_strides, frame_step
+from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.shards import arrays
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import DATASET_FILE, find_splits
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.orientation import display_size, find_flips
+from adamae.pipeline.videos.segment import Segment
+from adamae.pipeline.videos.source_video import SourceVideo, subsample
+from adamae.shard_tools.inputs import Item, ListOptions, read_inputs
+from adamae.shard_tools.inputs.location import local_copy
+from adamae.shard_tools.plan import make_key
 
 
 class SampledFrame(NamedTuple):
@@ -104,7 +104,9 @@ class WindowReader:
         for index, sample in enumerate(dataset.samples):
             label = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
             frames = partial(self._read_sample, dataset, index)
-            yield ListedVideo(prefix + sample.key, sample.source, label, sample.segment, sample.fields, frames)
+            yield ListedVideo(
+                prefix + sample.key, sample.source, label, sample.segment, sample.fields, frames
+            )
 
     def _list_item(self, item: Item) -> ListedVideo:
         key = item.name
@@ -113,7 +115,9 @@ class WindowReader:
             key = make_key(item.source, item.segment)
         label = ", ".join(item.labels or ())
         fields = json.loads(item.fields or "{}")
-        return ListedVideo(key, item.source, label, item.segment, fields, partial(self._read_item, item))
+        return ListedVideo(
+            key, item.source, label, item.segment, fields, partial(self._read_item, item)
+        )
 
     def read_windows(self, video: ListedVideo) -> Iterator[Window]:
         """Yield the windows of a video, then one without frames; set the video's `offset` and `incomplete`.
@@ -165,7 +169,9 @@ class WindowReader:
             elif item.segment:
                 raise VideoError("segments are cut out of videos, not out of arrays")
             else:
-                yield from self._read_array(path, self._find_step(item.source, Fraction(arrays.FPS)))
+                yield from self._read_array(
+                    path, self._find_step(item.source, Fraction(arrays.FPS))
+                )
 
     def _read_video(self, video: SourceVideo, item: Item) -> Iterator[SampledFrame]:
         step = self._find_step(item.source, video.rate)

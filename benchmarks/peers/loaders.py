@@ -14,8 +14,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.cpus import count_cpus
-from pipeline.planning.plan import PlanRow
+from adamae.common.cpus import count_cpus
+from adamae.pipeline.planning.plan import PlanRow
 
 NUM_FRAMES, SIDE = 16, 224
 BATCHES_AHEAD = 2  # the threads never wait for a batch to be taken
@@ -38,12 +38,19 @@ class SpdlCutter:
         times, wanted = self._times[path], sorted(set(row.frames))
         first, last = wanted[0], wanted[-1]
         end = (times[last] + times[last + 1]) / 2 if last + 1 < len(times) else times[last] + 1
-        start = (times[first - 1] + times[first]) / 2 if first else None  # some files cannot seek to their first frame
+        start = (
+            (times[first - 1] + times[first]) / 2 if first else None
+        )  # some files cannot seek to their first frame
         numbers = "+".join(f"eq(n,{number - first})" for number in wanted)
-        filters = [f"trim=start={start}", f"select='{numbers}'", "format=pix_fmts=rgb24"][start is None :]
+        filters = [f"trim=start={start}", f"select='{numbers}'", "format=pix_fmts=rgb24"][
+            start is None :
+        ]
         packets = spdl.io.demux_video(path, timestamp=None if start is None else (start, end))
         frames = spdl.io.decode_packets(
-            packets, ",".join(filters), spdl.io.decode_config(decoder_options={"threads": "1"}), num_frames=len(wanted)
+            packets,
+            ",".join(filters),
+            spdl.io.decode_config(decoder_options={"threads": "1"}),
+            num_frames=len(wanted),
         )
         clip = spdl.io.to_torch(spdl.io.convert_frames(frames))
         if len(wanted) < len(row.frames):
@@ -69,14 +76,22 @@ def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tens
     """Channels stay last in memory, for which torch has AVX2 code."""
     x, y, w, h = row.crop
     images = frames[:, y : y + h, x : x + w].permute(0, 3, 1, 2)
-    clip = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True).permute(0, 2, 3, 1)
+    clip = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True).permute(
+        0, 2, 3, 1
+    )
     return clip.flip(2) if row.flip else clip
 
 
-PEERS: dict[str, CutClip] = {"spdl": SpdlCutter(), "torchcodec": cut_with_torchcodec, "decord": cut_with_decord}
+PEERS: dict[str, CutClip] = {
+    "spdl": SpdlCutter(),
+    "torchcodec": cut_with_torchcodec,
+    "decord": cut_with_decord,
+}
 
 
-def load_batches(cut: Callable[[PlanRow], Tensor], rows: Iterator[PlanRow], batch_size: int) -> Iterator[Tensor]:
+def load_batches(
+    cut: Callable[[PlanRow], Tensor], rows: Iterator[PlanRow], batch_size: int
+) -> Iterator[Tensor]:
     """Yield batches of the clips of endless `rows`, each cut by one of as many threads as there are cores."""
     pending: deque[Future[Tensor]] = deque()
     with ThreadPoolExecutor(count_cpus()) as pool:

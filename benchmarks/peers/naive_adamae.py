@@ -13,12 +13,14 @@ from jaxtyping import Bool, Float
 from timm.models.beit import Block
 from torch import Tensor, nn
 
-from benchmarks.peers import token_path
-from model.adamae import AdaMAE
-from model.config import SAMPLER_HEADS
+from adamae.benchmarks.peers import token_path
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import SAMPLER_HEADS
 
 
-def make_block(width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6) -> Block:
+def make_block(
+    width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6
+) -> Block:
     """Make BEiT's block, which the published code has copied, with attention matrices that are materialized."""
     norm: Any = partial(nn.LayerNorm, eps=eps)
     block: Any = Block(width, num_heads, qkv_bias=qv_bias, proj_drop=dropout, norm_layer=norm)
@@ -45,7 +47,9 @@ class NaiveAdaMAE(nn.Module):
         width, narrow = size.encoder_width, size.decoder_width
         self.positions = model.encoder.positions, model.decoder.positions
         self.tokenizer = nn.Conv3d(3, width, (t, p, p), stride=(t, p, p))
-        sampler = nn.Sequential(make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5))
+        sampler = nn.Sequential(
+            make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5)
+        )
         self.token_sampler = nn.ModuleDict({"body": sampler, "logit": nn.Linear(width, 1)})
         self.token_sampler.positions = nn.Parameter(torch.zeros(config.num_tokens, width))
         self.encoder = make_transformer(width, size.encoder_depth, size.encoder_heads)
@@ -63,17 +67,28 @@ class NaiveAdaMAE(nn.Module):
     def prepare(self, clip: Tensor) -> Float[Tensor, "B C T H W"]:
         return token_path.normalized_clip(clip).contiguous()
 
-    def forward(self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None) -> Tensor:
+    def forward(
+        self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None
+    ) -> Tensor:
         """Return the loss. mask: mask these tokens, where it is True, instead of sampled ones."""
-        config, sampler, encoder, decoder = self.config, self.token_sampler, self.encoder, self.decoder
+        config, sampler, encoder, decoder = (
+            self.config,
+            self.token_sampler,
+            self.encoder,
+            self.decoder,
+        )
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
         logits = sampler["logit"](sampler["body"](tokens + sampler.positions)).squeeze(-1)
         sampled, probabilities = token_path.sample_mask(logits, config.num_visible)
         mask = sampled if mask is None else mask
         visible = encoder["blocks"](token_path.gather(tokens, mask, self.positions[0]))
         features = decoder["embed"](encoder["norm"](visible))
-        x = decoder["blocks"](token_path.scatter(features, decoder.mask_token, self.positions[1], mask))
+        x = decoder["blocks"](
+            token_path.scatter(features, decoder.mask_token, self.positions[1], mask)
+        )
         pred = decoder["head"](decoder["norm"](x[:, visible.shape[1] :]))
-        loss_per_token = token_path.patch_loss(pred, pixels, mask, config.tubelet_size, config.patch_size)
+        loss_per_token = token_path.patch_loss(
+            pred, pixels, mask, config.tubelet_size, config.patch_size
+        )
         sampling_loss = token_path.sampling_loss(probabilities, mask, loss_per_token)
         return loss_per_token.mean() + config.sampling_loss_weight * sampling_loss

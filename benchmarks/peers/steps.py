@@ -11,14 +11,14 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.naive_adamae import NaiveAdaMAE
-from benchmarks.peers.token_path import normalized_clip
-from common.devices import autocast_to
-from common.errors import InputError
-from export import export_huggingface
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.weights.pretrained import Weights
+from adamae.benchmarks.peers.naive_adamae import NaiveAdaMAE
+from adamae.benchmarks.peers.token_path import normalized_clip
+from adamae.common.devices import autocast_to
+from adamae.common.errors import InputError
+from adamae.export import export_huggingface
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.weights.pretrained import Weights
 
 
 class HuggingFaceVideoMAE(nn.Module):
@@ -29,7 +29,9 @@ class HuggingFaceVideoMAE(nn.Module):
         try:
             from transformers import VideoMAEForPreTraining
         except ImportError as error:
-            raise InputError("Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'") from error
+            raise InputError(
+                "Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'"
+            ) from error
         with TemporaryDirectory() as folder:
             export_huggingface(Weights(model.state_dict(), model.config, []), Path(folder))
             peer = VideoMAEForPreTraining.from_pretrained(folder)
@@ -44,7 +46,10 @@ class HuggingFaceVideoMAE(nn.Module):
 
 
 PUBLISHED, HUGGING_FACE = "published step, re-implemented", "Hugging Face VideoMAE"
-PEERS: dict[str, type[NaiveAdaMAE | HuggingFaceVideoMAE]] = {PUBLISHED: NaiveAdaMAE, HUGGING_FACE: HuggingFaceVideoMAE}
+PEERS: dict[str, type[NaiveAdaMAE | HuggingFaceVideoMAE]] = {
+    PUBLISHED: NaiveAdaMAE,
+    HUGGING_FACE: HuggingFaceVideoMAE,
+}
 
 
 def make_step(implementation: str, config: ModelConfig, clip: Tensor) -> Callable[[], object]:
@@ -54,9 +59,15 @@ def make_step(implementation: str, config: ModelConfig, clip: Tensor) -> Callabl
     peer = PEERS[implementation](model)
     pixels = peer.prepare(clip)
     inputs = [pixels]
-    if implementation == HUGGING_FACE:  # VideoMAE's loader samples masks; not timed, as in no other implementation
+    if (
+        implementation == HUGGING_FACE
+    ):  # VideoMAE's loader samples masks; not timed, as in no other implementation
         order = torch.rand(len(clip), config.num_tokens, device=clip.device).argsort(dim=1)
-        inputs.append(torch.ones_like(order, dtype=torch.bool).scatter_(1, order[:, : config.num_visible], False))
+        inputs.append(
+            torch.ones_like(order, dtype=torch.bool).scatter_(
+                1, order[:, : config.num_visible], False
+            )
+        )
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
 
     def step() -> Tensor:

@@ -15,12 +15,15 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from common.errors import InputError
-from common.logging import log_note
-from model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, TOKENIZER, StateDict, select
+from adamae.common.errors import InputError
+from adamae.common.logging import log_note
+from adamae.model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, TOKENIZER, StateDict, select
 
 Names = dict[str, str]  # external -> internal
-LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}  # how many leading dimensions of 1 they have there
+LEADING_ONES = {
+    LEARNED_POSITIONS: 1,
+    "decoder.mask_token": 2,
+}  # how many leading dimensions of 1 they have there
 TOKENIZER_OF_MODEL = "embeddings.patch_embeddings.projection.weight"  # in Hugging Face's VideoMAEModel, without a head
 
 
@@ -43,7 +46,11 @@ _HF_ENCODER = {
 }
 VIDEOMAE = Layout(
     {"encoder.patch_embed.proj.": "tokenizer.projection.", **_DECODER},
-    {"patch_embed.proj.": "tokenizer.projection.", "blocks.": "encoder.blocks.", "fc_norm.": "norm."},
+    {
+        "patch_embed.proj.": "tokenizer.projection.",
+        "blocks.": "encoder.blocks.",
+        "fc_norm.": "norm.",
+    },
     {},
 )
 HUGGINGFACE = Layout(
@@ -87,10 +94,14 @@ def from_external(state_dict: StateDict) -> StateDict:
     state = {}
     for external, value in state_dict.items():
         name = _rename(external, layout.starts(state_dict), layout.in_block)
-        if name.endswith("attn.key.bias"):  # in some versions of transformers; what all keys share, softmax cancels
+        if name.endswith(
+            "attn.key.bias"
+        ):  # in some versions of transformers; what all keys share, softmax cancels
             continue
         # In memory, since transformers 5, q_bias and v_bias are called like the biases of the Linear layers they are.
-        name = name.replace("attn.query.bias", "attn.q_bias").replace("attn.value.bias", "attn.v_bias")
+        name = name.replace("attn.query.bias", "attn.q_bias").replace(
+            "attn.value.bias", "attn.v_bias"
+        )
         if name == TOKENIZER and value.dim() == 5:
             value = rearrange(value, "d c t h w -> d (t h w c)")
         for _ in range(LEADING_ONES.get(name, 0)):
@@ -109,7 +120,9 @@ def to_own_layout(state_dict: StateDict, file: Path) -> StateDict:
     if not any(name.startswith("tokenizer.") for name in state_dict):
         state_dict = from_external(state_dict)
     if is_pretraining(state_dict) and "encoder.norm.weight" not in state_dict:
-        log_note(f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out")
+        log_note(
+            f"{file} has an encoder without a last norm (use_mean_pooling): its decoder is left out"
+        )
         return select(state_dict, ENCODER_PARTS)
     return state_dict
 
@@ -123,14 +136,24 @@ def to_external(
     """Convert to another project's layout: the authors' alone has a token sampler, and none with a projection."""
     if layout_name == "adamae":
         if any(name.startswith("token_sampler.projection.") for name in state_dict):
-            raise InputError("the authors' layout has no place for a token sampler with a width of its own")
-        stages = {name.split(".")[2] for name in state_dict if name.startswith("token_sampler.body.")}
+            raise InputError(
+                "the authors' layout has no place for a token sampler with a width of its own"
+            )
+        stages = {
+            name.split(".")[2] for name in state_dict if name.startswith("token_sampler.body.")
+        }
         if is_pretraining(state_dict) and not stages:
-            raise InputError("these weights have no token sampler, which the authors' layout asks for: use VideoMAE's")
+            raise InputError(
+                "these weights have no token sampler, which the authors' layout asks for: use VideoMAE's"
+            )
         layout = adamae_layout(len(stages))
     else:
         layout = {"videomae": VIDEOMAE, "huggingface": HUGGINGFACE}[layout_name]
-        state_dict = {name: value for name, value in state_dict.items() if not name.startswith("token_sampler.")}
+        state_dict = {
+            name: value
+            for name, value in state_dict.items()
+            if not name.startswith("token_sampler.")
+        }
     both = layout.starts(state_dict), layout.in_block
     starts, in_block = ({name: external for external, name in names.items()} for names in both)
     state = {}

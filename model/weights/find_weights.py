@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
-from common.errors import InputError
-from model.weights.hub import find_model
+from adamae.common.errors import InputError
+from adamae.model.weights.hub import find_model
 
 # Averaged weights (EMA) go before those that were trained, and a classifier or whole model before an encoder.
-FILE_NAMES = ("average.safetensors", "model.safetensors", "encoder.safetensors", "pytorch_model.bin")
+FILE_NAMES = (
+    "average.safetensors",
+    "model.safetensors",
+    "encoder.safetensors",
+    "pytorch_model.bin",
+)
 
 
 def find_file(path: str | Path) -> Path:
@@ -24,7 +29,9 @@ def find_file(path: str | Path) -> Path:
             files = sorted(path.glob(folder + name))
             if files:
                 return files[-1]
-    raise InputError(f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights")
+    raise InputError(
+        f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights"
+    )
 
 
 def run_of(file: Path) -> Path | None:

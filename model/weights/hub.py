@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
-from common.errors import InputError
+from adamae.common.errors import InputError
 
-NAME = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")  # user/name, perhaps of a revision
+NAME = re.compile(
+    r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?"
+)  # user/name, perhaps of a revision
 TIMM_FILE = "timm.safetensors"  # of the repositories that `push_folder` writes
 
 
@@ -22,19 +24,30 @@ def _download(repo: str, revision: str | None) -> Path:
     try:
         for kind in ("*.safetensors", "*.bin"):  # the second where there is none of the first
             wanted = [kind, "*.json", "*.yaml"]
-            folder = snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=[TIMM_FILE])
+            folder = snapshot_download(
+                repo, revision=revision, allow_patterns=wanted, ignore_patterns=[TIMM_FILE]
+            )
             if any(Path(folder).rglob(kind)):
                 return Path(folder)
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, errors.HFValidationError) as error:
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.HfHubHTTPError,
+        errors.HFValidationError,
+    ) as error:
         said, remedy = "you may read", "log in with `hf auth login`"
         if isinstance(error, errors.LocalEntryNotFoundError):
-            said, remedy = "is in its cache, and it cannot be reached", "connect to the network once"
+            said, remedy = (
+                "is in its cache, and it cannot be reached",
+                "connect to the network once",
+            )
         name = f"{repo}@{revision}" if revision else repo
         raise InputError(
             f"{name} is neither a path here nor a model on the Hugging Face Hub that {said}: check the name, or"
             f" {remedy}"
         ) from error
-    raise InputError(f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model")
+    raise InputError(
+        f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model"
+    )
 
 
 def push_folder(folder: Path, repo: str) -> None:

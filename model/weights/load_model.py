@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.encoder import VideoEncoder
-from model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, load_weights
-from model.targets import make_target
-from model.weights import pretrained
-from model.weights.teachers import make_teacher
-from model.weights.warm_start import CLIP, adapt_weights
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.encoder import VideoEncoder
+from adamae.model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, load_weights
+from adamae.model.targets import make_target
+from adamae.model.weights import pretrained
+from adamae.model.weights.teachers import make_teacher
+from adamae.model.weights.warm_start import CLIP, adapt_weights
 
 
 def load_adamae(path: str | Path, **changes: Any) -> AdaMAE:
@@ -23,7 +23,9 @@ def load_adamae(path: str | Path, **changes: Any) -> AdaMAE:
     """
     state, config, *_ = pretrained.load(path)
     if "decoder.mask_token" not in state:
-        raise InputError(f"{path} has no decoder, only an encoder: choose the run or file of the pre-training")
+        raise InputError(
+            f"{path} has no decoder, only an encoder: choose the run or file of the pre-training"
+        )
     wanted = replace(config, **{name: changes.pop(name) for name in CLIP if name in changes})
     model = AdaMAE(wanted, make_target(wanted, make_teacher(wanted)))
     load_weights(model, adapt_weights(state, config, wanted))
@@ -37,6 +39,10 @@ def load_encoder(path: str | Path, **changes: Any) -> VideoEncoder:
     weights are missing.
     """
     state, config, *_ = pretrained.load(path)
-    encoder = VideoEncoder(replace(config, **changes), "encoder.norm.weight" in state, LEARNED_POSITIONS in state)
-    load_weights(encoder, adapt_weights(state, config, encoder.config), (*ENCODER_PARTS, "token_sampler."))
+    encoder = VideoEncoder(
+        replace(config, **changes), "encoder.norm.weight" in state, LEARNED_POSITIONS in state
+    )
+    load_weights(
+        encoder, adapt_weights(state, config, encoder.config), (*ENCODER_PARTS, "token_sampler.")
+    )
     return encoder.eval()

@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.atomic_io import atomic_write
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.classifier import make_classifier
-from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.state_dict import ENCODER_PARTS, StateDict, check_keys, select, shapes
-from model.weights.external_layouts import is_pretraining, to_own_layout
-from model.weights.find_weights import find_file
-from model.weights.read_config import ASSUMED, Description, infer_config, read_description
-from model.weights.tensor_files import read_json, read_metadata, read_state_dict, save_pickle, save_tensors
+from adamae.common.atomic_io import atomic_write
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import make_classifier
+from adamae.model.config import ModelConfig
+from adamae.model.encoder import VideoEncoder
+from adamae.model.state_dict import ENCODER_PARTS, StateDict, check_keys, select, shapes
+from adamae.model.weights.external_layouts import is_pretraining, to_own_layout
+from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.read_config import ASSUMED, Description, infer_config, read_description
+from adamae.model.weights.tensor_files import (
+    read_json,
+    read_metadata,
+    read_state_dict,
+    save_pickle,
+    save_tensors,
+)
 
 
 class Weights(NamedTuple):
@@ -41,7 +47,9 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     state = to_own_layout(state, file)
     classes = read_json(metadata.get("classes", "[]"), file, list[str])
     if classes and len(classes) != len(state.get("head.weight", classes)):
-        raise InputError(f"{file} is damaged (it names {len(classes)} classes and has weights for others)")
+        raise InputError(
+            f"{file} is damaged (it names {len(classes)} classes and has weights for others)"
+        )
     description = read_description(file, metadata)
     if description is None:
         description = Description(infer_config(state, num_frames, like), ASSUMED)
@@ -60,7 +68,9 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             plain = replace(config, masking=masking, target="pixels", teacher="", loss="mse")
             wanted = shapes(AdaMAE(plain).state_dict())
         else:
-            wanted = shapes(VideoEncoder(config, has_norm="encoder.norm.weight" in state).state_dict())
+            wanted = shapes(
+                VideoEncoder(config, has_norm="encoder.norm.weight" in state).state_dict()
+            )
             state = select(state, ENCODER_PARTS)
     if config.target != "pixels":  # a teacher may be gone, and is not needed for the encoder
         wanted |= shapes(select(state, "decoder.head."))
@@ -77,7 +87,9 @@ def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -
         elif path.suffix in (".pth", ".pt"):
             save_pickle(partial, {"model": state})
         else:
-            raise InputError(f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt")
+            raise InputError(
+                f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt"
+            )
 
 
 def make_metadata(config: ModelConfig, **known: Any) -> dict[str, str]:
@@ -86,7 +98,9 @@ def make_metadata(config: ModelConfig, **known: Any) -> dict[str, str]:
     known: of a classifier `classes`, their names by id, `multi_label`, whether it decides about each by itself, and of
     the best one of a run `scores`, with its step; of what leaves its run, `rate`, its `trained_rate`.
     """
-    described = {"model_config": asdict(config)} | {name: value for name, value in known.items() if value}
+    described = {"model_config": asdict(config)} | {
+        name: value for name, value in known.items() if value
+    }
     return {"format": "pt"} | {name: json.dumps(value) for name, value in described.items()}
 
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.errors import InputError
-from common.yaml_io import read_yaml
-from model.config import SIZES, ModelConfig
-from model.state_dict import LEARNED_POSITIONS, TOKENIZER, StateDict
-from model.weights.external_layouts import to_own_layout
-from model.weights.find_weights import find_file, run_of
-from model.weights.tensor_files import read_json, read_metadata, read_shapes
+from adamae.common.errors import InputError
+from adamae.common.yaml_io import read_yaml
+from adamae.model.config import SIZES, ModelConfig
+from adamae.model.state_dict import LEARNED_POSITIONS, TOKENIZER, StateDict
+from adamae.model.weights.external_layouts import to_own_layout
+from adamae.model.weights.find_weights import find_file, run_of
+from adamae.model.weights.tensor_files import read_json, read_metadata, read_shapes
 
 # The tubelet sizes that a patch's number of values is tried with, the usual ones first.
 TUBELETS = (2, 4, 1, 3, 8)
@@ -43,7 +43,9 @@ class Description(NamedTuple):
     assumed: tuple[str, ...] = ()  # the fields of config that nothing says
 
 
-def read_config(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
+def read_config(
+    path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
+) -> ModelConfig:
     """Read the configuration of the model at `path`, which pretrained.load would return, without reading its weights.
 
     Where nothing describes the model, names and shapes of its tensors are read, not their numbers. Raise InputError if
@@ -61,7 +63,9 @@ def read_description(file: Path, metadata: Mapping[str, str]) -> Description | N
     """Read what describes the model of a file of weights: its metadata, its run's config.yaml, or the config.json of a
     VideoMAE beside it. None if nothing does."""
     if "model_config" in metadata:
-        return Description(_parse_config(read_json(metadata["model_config"], file, dict[str, Any]), file))
+        return Description(
+            _parse_config(read_json(metadata["model_config"], file, dict[str, Any]), file)
+        )
     run = run_of(file)
     if run is not None:
         return Description(config_of_run(run))
@@ -131,7 +135,9 @@ def _parse_config(values: dict[str, Any], where: Path) -> ModelConfig:
         raise InputError(f"{where} does not describe a model of this version ({error})") from error
 
 
-def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None) -> ModelConfig:
+def infer_config(
+    state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None
+) -> ModelConfig:
     """Infer the configuration: widths and depths from names and shapes, with defaults where a tensor is missing.
 
     Numbers of heads are not in the weights: they are those of the size with these widths, else of `like` with these
@@ -156,11 +162,21 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
         mask_ratio=0.95 if adaptive else 0.9,
         sampler="mlp" if "token_sampler.body.0.weight" in state_dict else "mha",
         sampler_depth=_count_children(state_dict, "token_sampler.body."),
-        sampler_width=_count_rows(state_dict, "token_sampler.projection.weight", encoder["encoder_width"]),
+        sampler_width=_count_rows(
+            state_dict, "token_sampler.projection.weight", encoder["encoder_width"]
+        ),
     )
     if like is not None and like.patch_values == values and num_tokens in (0, like.num_tokens):
         patches = ("tubelet_size", "patch_size", "in_channels")
-        names = ("num_frames", "image_size", *patches, "differences", "positions", "masking", "mask_ratio")
+        names = (
+            "num_frames",
+            "image_size",
+            *patches,
+            "differences",
+            "positions",
+            "masking",
+            "mask_ratio",
+        )
         return replace(config, **{name: getattr(like, name) for name in names})
     if num_tokens == 0:
         return config
@@ -175,7 +191,9 @@ def infer_config(state_dict: StateDict, num_frames: int = 16, like: ModelConfig 
     return replace(config, image_size=side * patch_size)
 
 
-def _infer_blocks(state_dict: StateDict, part: str, default_width: int, like: ModelConfig | None) -> dict[str, Any]:
+def _infer_blocks(
+    state_dict: StateDict, part: str, default_width: int, like: ModelConfig | None
+) -> dict[str, Any]:
     """Infer width, depth and heads of the encoder or the decoder, as keys of ModelConfig."""
     width = _count_rows(state_dict, f"{part}.blocks.0.norm1.weight", default_width)
     heads = max(1, width // 64)
@@ -195,7 +213,9 @@ def _count_rows(state_dict: StateDict, name: str, default: int) -> int:
 
 def _count_children(state_dict: StateDict, prefix: str) -> int:
     """Count the modules in a list, such as `encoder.blocks.`; 1 if there is none."""
-    numbers = {name.removeprefix(prefix).split(".")[0] for name in state_dict if name.startswith(prefix)}
+    numbers = {
+        name.removeprefix(prefix).split(".")[0] for name in state_dict if name.startswith(prefix)
+    }
     return max(1, len(numbers))
 
 
@@ -208,4 +228,6 @@ def _factor_patch(num_values: int) -> tuple[int, int, int]:
         side = math.isqrt(num_values // (channels * tubelet_size))
         if side > 0 and channels * tubelet_size * side**2 == num_values:
             return tubelet_size, side, channels
-    raise InputError(f"these weights are for patches of {num_values} values: those are no square patches, RGB or gray")
+    raise InputError(
+        f"these weights are for patches of {num_values} values: those are no square patches, RGB or gray"
+    )

@@ -12,14 +12,14 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from common import devices
-from common.atomic_io import hash_file
-from common.errors import InputError
-from model.config import ModelConfig
-from model.encoder import VideoEncoder
-from model.weights import pretrained
-from model.weights.find_weights import find_file
-from model.weights.tensor_files import read_json
+from adamae.common import devices
+from adamae.common.atomic_io import hash_file
+from adamae.common.errors import InputError
+from adamae.model.config import ModelConfig
+from adamae.model.encoder import VideoEncoder
+from adamae.model.weights import pretrained
+from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.tensor_files import read_json
 
 
 class Teacher:
@@ -52,7 +52,11 @@ class Teacher:
         self.dtype = torch.bfloat16 if is_bf16 else torch.float32
         for module in self.encoder.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(parameter.to(device, self.dtype), requires_grad=False))
+                setattr(
+                    module,
+                    name,
+                    nn.Parameter(parameter.to(device, self.dtype), requires_grad=False),
+                )
         self.encoder.to(device)
 
 
@@ -66,7 +70,9 @@ class VideoTeacher(nn.Module):
         for key in ("num_frames", "image_size", "in_channels"):
             wanted, given = getattr(config, key), getattr(trained, key)
             if wanted != given:
-                raise InputError(f"it takes clips of {key} {given}, and model.{key} is {wanted}: make them equal")
+                raise InputError(
+                    f"it takes clips of {key} {given}, and model.{key} is {wanted}: make them equal"
+                )
         self.encoder = VideoEncoder(trained, has_norm="encoder.norm.weight" in state)
         self.width = trained.dimensions.encoder_width
         if not _is_structure_only():
@@ -92,7 +98,9 @@ class ImageTeacher(nn.Module):
         side = config.teacher_image_size
         size: dict[str, Any] = {} if side is None else {"img_size": side}
         name_in_timm = f"local-dir:{config.teacher}"
-        self.encoder: Any = timm.create_model(name_in_timm, pretrained=not _is_structure_only(), num_classes=0, **size)
+        self.encoder: Any = timm.create_model(
+            name_in_timm, pretrained=not _is_structure_only(), num_classes=0, **size
+        )
         known: Any = self.encoder.pretrained_cfg
         self.size = (side, side) if side else tuple(known["input_size"][1:])
         self.tubelet_size = config.tubelet_size
@@ -156,7 +164,9 @@ def make_teacher(config: ModelConfig) -> Teacher | None:
         raise InputError(f"model.teacher={path} cannot be taken: {error}") from error
     except Exception as error:  # timm raises whatever its folders' contents lead to
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"the teacher {path} cannot be loaded ({reason}): choose another one") from error
+        raise InputError(
+            f"the teacher {path} cannot be loaded ({reason}): choose another one"
+        ) from error
 
 
 def hash_teacher(config: ModelConfig) -> str:
@@ -177,7 +187,9 @@ def _choose_kind(path: Path) -> type[VideoTeacher | ImageTeacher]:
     file = path / "config.json"
     described = read_json(file, file, dict[str, Any]) if file.is_file() else {}
     if (kind := described.get("model_type", "videomae")) != "videomae":
-        raise InputError(f"it is a {kind} of transformers: take that encoder from timm, `hf download timm/…`")
+        raise InputError(
+            f"it is a {kind} of transformers: take that encoder from timm, `hf download timm/…`"
+        )
     return ImageTeacher if "architecture" in described else VideoTeacher
 
 

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from common.errors import InputError
-from model.state_dict import StateDict
+from adamae.common.errors import InputError
+from adamae.model.state_dict import StateDict
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # In what PyTorch wrote before 1.6: bytes at a file's start, before the numbers.
@@ -45,7 +45,9 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
             raise InputError(f"{file} cannot be used: {name} {fault}")
     state = _strip_prefixes(tensors, file)
     if sum(value.nbytes for value in state.values()) > file.stat().st_size:
-        raise InputError(f"{file} cannot be used: its tensors share memory, and are larger than the file is")
+        raise InputError(
+            f"{file} cannot be used: its tensors share memory, and are larger than the file is"
+        )
     return state, metadata
 
 
@@ -105,7 +107,9 @@ def _unwrap(contents: Any, file: Path) -> StateDict:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items()
     )
     if not is_state_dict:
-        raise InputError(f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`")
+        raise InputError(
+            f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`"
+        )
     return contents
 
 
@@ -115,7 +119,9 @@ def _strip_prefixes(tensors: StateDict, file: Path) -> StateDict:
     for prefixed, value in tensors.items():
         name = PREFIXES.sub("", prefixed)
         if name in state:
-            raise InputError(f"{file} cannot be used: it holds {name} twice, with and without a prefix")
+            raise InputError(
+                f"{file} cannot be used: it holds {name} twice, with and without a prefix"
+            )
         state[name] = value
     return state
 
@@ -132,7 +138,11 @@ def read_metadata(file: Path) -> dict[str, str]:
 def read_json(source: str | Path, where: Path, kind: Any) -> Any:
     """Parse JSON of this type, text inside weights or a file beside them; raises InputError."""
     try:
-        text = source if isinstance(source, str) else source.read_text(encoding="utf-8", errors="replace")
+        text = (
+            source
+            if isinstance(source, str)
+            else source.read_text(encoding="utf-8", errors="replace")
+        )
         return msgspec.convert(json.loads(text), kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
@@ -141,7 +151,9 @@ def read_json(source: str | Path, where: Path, kind: Any) -> Any:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, the same bytes for the same contents: safetensors varies the order of the metadata from
     process to process, so it is sorted here. Raises OSError where the disk fails."""
-    data = memoryview(save({name: value.contiguous() for name, value in tensors.items()}, dict(metadata)))
+    data = memoryview(
+        save({name: value.contiguous() for name, value in tensors.items()}, dict(metadata))
+    )
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(bytes(data[8:end]))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -171,7 +183,9 @@ def _read_pytorch(file: Path, mmap: bool = False) -> Any:
         with zipfile.ZipFile(file) as opened:
             if sum(part.file_size for part in opened.infolist()) > file.stat().st_size:
                 raise ValueError("it is compressed, or its parts overlap")
-            pickled = b"".join(opened.read(name) for name in opened.namelist() if name.endswith(".pkl"))
+            pickled = b"".join(
+                opened.read(name) for name in opened.namelist() if name.endswith(".pkl")
+            )
     else:
         with file.open("rb") as legacy:
             pickled = legacy.read(MAX_LEGACY_PICKLE)
@@ -195,7 +209,12 @@ def _describe_fault(value: Tensor) -> str:
 
 def _describe_structure_fault(value: Tensor) -> str:
     """Describe what keeps a tensor from being weights besides its numbers; "" if nothing does."""
-    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type != "cpu":
+    if (
+        value.layout != torch.strided
+        or value.is_quantized
+        or value.is_nested
+        or value.device.type != "cpu"
+    ):
         return "is sparse, quantized, nested or empty: save it as a dense tensor of float32"
     # How many batches a BatchNorm has seen is an integer.
     if value.dtype == torch.int64 and value.dim() == 0:

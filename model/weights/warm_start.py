@@ -4,13 +4,19 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.state_dict import LEARNED_POSITIONS, StateDict, load_weights, select, shapes
-from model.weights import pretrained
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.state_dict import LEARNED_POSITIONS, StateDict, load_weights, select, shapes
+from adamae.model.weights import pretrained
 
-ENCODER = ("encoder_width", "encoder_depth", "encoder_heads", "tubelet_size", "patch_size")  # what must be the same
+ENCODER = (
+    "encoder_width",
+    "encoder_depth",
+    "encoder_heads",
+    "tubelet_size",
+    "patch_size",
+)  # what must be the same
 CLIP = ("num_frames", "image_size", "in_channels", "positions")  # and what may be another one
 # The dimension that is a patch's values, of what reads and predicts them.
 OF_PATCHES = {"tokenizer.projection.weight": 1, "decoder.head.weight": 0, "decoder.head.bias": 0}
@@ -46,7 +52,9 @@ def warm_start(model: AdaMAE, path: Path) -> str:
         sizes = ("×".join(map(str, config.grid)) for config in (trained, model.config))
         said.append(f"the sampler's positions interpolated from {' to '.join(sizes)} tokens")
     if (before := trained.in_channels) != (after := model.config.in_channels):
-        said.append(f"the tokenizer's and the decoder's weights averaged over {before} channels for {after}")
+        said.append(
+            f"the tokenizer's and the decoder's weights averaged over {before} channels for {after}"
+        )
     if fresh:
         said.append(f"initialized from scratch: {', '.join(fresh)}")
     if left_out:
@@ -73,15 +81,23 @@ def adapt_weights(state: StateDict, trained: ModelConfig, config: ModelConfig) -
     their sum divided by the new number, so that a gray clip makes equal tokens.
     """
     adapted = dict(state)
-    for name in OF_PATCHES.keys() & state.keys() if trained.in_channels != config.in_channels else ():
+    for name in (
+        OF_PATCHES.keys() & state.keys() if trained.in_channels != config.in_channels else ()
+    ):
         axis = OF_PATCHES[name]
-        mean = state[name].unflatten(axis, (-1, trained.in_channels)).mean(dim=axis + 1, keepdim=True)
+        mean = (
+            state[name].unflatten(axis, (-1, trained.in_channels)).mean(dim=axis + 1, keepdim=True)
+        )
         if axis == 1:
             mean = mean * (trained.in_channels / config.in_channels)
-        adapted[name] = mean.repeat_interleave(config.in_channels, dim=axis + 1).flatten(axis, axis + 1)
+        adapted[name] = mean.repeat_interleave(config.in_channels, dim=axis + 1).flatten(
+            axis, axis + 1
+        )
     if LEARNED_POSITIONS in state and trained.grid != config.grid:
         table = state[LEARNED_POSITIONS]
         volume = table.float().unflatten(0, trained.grid).movedim(-1, 0)[None]
         volume = F.interpolate(volume, size=config.grid, mode="trilinear", align_corners=False)
-        adapted[LEARNED_POSITIONS] = volume[0].movedim(0, -1).flatten(0, 2).to(table.dtype).contiguous()
+        adapted[LEARNED_POSITIONS] = (
+            volume[0].movedim(0, -1).flatten(0, 2).to(table.dtype).contiguous()
+        )
     return adapted

@@ -13,7 +13,14 @@ CHROMA_PLACES = {"left": (0.0, 0.5), "center": (0.5, 0.5)}
 
 def describe(frame: VideoFrame) -> tuple[object, ...]:
     """Return what decides how a frame is to be read: cheap to compare, as frames of a video rarely differ in it."""
-    return frame.format.name, frame.width, frame.height, frame.rotation, frame.colorspace, frame.color_range
+    return (
+        frame.format.name,
+        frame.width,
+        frame.height,
+        frame.rotation,
+        frame.colorspace,
+        frame.color_range,
+    )
 
 
 def find_matrix(frame: VideoFrame) -> str:

@@ -15,8 +15,8 @@ from av.container import InputContainer
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
-from pipeline.shards.arrays import CONTAINER
-from pipeline.video_error import VideoError
+from adamae.pipeline.shards.arrays import CONTAINER
+from adamae.pipeline.video_error import VideoError
 
 # FFmpeg's demuxers and the extensions of their files, the usual one first.
 EXTENSIONS = {
@@ -36,18 +36,52 @@ EXTENSIONS = {
 DEMUXERS = ",".join(EXTENSIONS)  # none of them opens other files
 # Other names of the same formats, and videos that no demuxer above reads, which are refused with a reason.
 OTHER_EXTENSIONS = (
-    "3g2", "360", "avc", "av1", "braw", "bik", "divx", "dvr-ms", "evo", "f4v", "h265", "insv", "lrv", "m2p",
-    "m2t", "m4s", "mk3d", "mod", "mp4v", "mpe", "mpv", "ogm", "qt", "r3d", "rm", "rmvb", "swf", "tod", "trp",
-    "vp8", "vp9", "wtv", "xvid",
-)  # fmt: skip
-VIDEO_EXTENSIONS = frozenset((CONTAINER, *OTHER_EXTENSIONS, *(name for names in EXTENSIONS.values() for name in names)))
+    "3g2",
+    "360",
+    "avc",
+    "av1",
+    "braw",
+    "bik",
+    "divx",
+    "dvr-ms",
+    "evo",
+    "f4v",
+    "h265",
+    "insv",
+    "lrv",
+    "m2p",
+    "m2t",
+    "m4s",
+    "mk3d",
+    "mod",
+    "mp4v",
+    "mpe",
+    "mpv",
+    "ogm",
+    "qt",
+    "r3d",
+    "rm",
+    "rmvb",
+    "swf",
+    "tod",
+    "trp",
+    "vp8",
+    "vp9",
+    "wtv",
+    "xvid",
+)
+VIDEO_EXTENSIONS = frozenset(
+    (CONTAINER, *OTHER_EXTENSIONS, *(name for names in EXTENSIONS.values() for name in names))
+)
 
 MAX_PIXELS = 16384 * 8704  # of a frame at level 7.2, the highest of HEVC and AV1
 
 JPEG = b"\xff\xd8\xff"  # the first bytes of one
 
 # Tags need not be UTF-8: PyAV before 19 raises at them unless told otherwise.
-ANY_TAGS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+ANY_TAGS: dict[str, Any] = (
+    {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+)
 
 
 def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContainer:
@@ -83,7 +117,11 @@ def main_stream(container: InputContainer) -> VideoStream | None:
         seconds = float((stream.duration or 0) * (stream.time_base or 0))
         return Disposition.default in stream.disposition, seconds
 
-    streams = [stream for stream in container.streams.video if Disposition.attached_pic not in stream.disposition]
+    streams = [
+        stream
+        for stream in container.streams.video
+        if Disposition.attached_pic not in stream.disposition
+    ]
     main = max(streams, key=rank, default=None)
     if main is not None and main.codec_context is not None:
         main.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
@@ -100,11 +138,15 @@ def open_stream(source: bytes | Path, **options: str) -> tuple[InputContainer, V
     try:
         stream = main_stream(container)
         if stream is None:
-            raise VideoError("it holds no video, only sound" if container.streams.audio else "it holds no video")
+            raise VideoError(
+                "it holds no video, only sound" if container.streams.audio else "it holds no video"
+            )
         if stream.codec_context is None:
             raise VideoError("its video codec is not known")
         if stream.width * stream.height > MAX_PIXELS:
-            raise VideoError(f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's")
+            raise VideoError(
+                f"its pictures of {stream.width}x{stream.height} pixels are beyond any real video's"
+            )
     except VideoError:
         container.close()
         raise

@@ -12,10 +12,17 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from common.arithmetic import ceil_div
-from pipeline.decoding.joining import CLIPS_PER_VIDEO, Bytes, Cut, EncodedVideo, JoinedVideo, join_videos
-from pipeline.planning.crops import FrameSize
-from pipeline.planning.plan import ClipPlan
+from adamae.common.arithmetic import ceil_div
+from adamae.pipeline.decoding.joining import (
+    CLIPS_PER_VIDEO,
+    Bytes,
+    Cut,
+    EncodedVideo,
+    JoinedVideo,
+    join_videos,
+)
+from adamae.pipeline.planning.crops import FrameSize
+from adamae.pipeline.planning.plan import ClipPlan
 
 
 class DecodedVideo(NamedTuple):
@@ -31,7 +38,9 @@ class DaliGraph:
     An error in one batch invalidates the whole graph: build another.
     """
 
-    def __init__(self, device: torch.device, num_cuts: int, frame_size: FrameSize, max_videos: int) -> None:
+    def __init__(
+        self, device: torch.device, num_cuts: int, frame_size: FrameSize, max_videos: int
+    ) -> None:
         """Build the graph for at most `max_videos` videos at a time, each with at most `num_cuts` cuts."""
         # Imported here, as DALI may be missing where PyAV decodes everything.
         from nvidia.dali import Pipeline, fn
@@ -90,7 +99,9 @@ class DaliGraph:
                     left, right = right, left
                 boxes[video_index, cut_index] = (y, left), (y + height, right)
         self._pipeline.feed_input("encoded", [video.data for video in videos])
-        self._pipeline.feed_input("numbers", [np.array(video.numbers, np.int32) for video in videos])
+        self._pipeline.feed_input(
+            "numbers", [np.array(video.numbers, np.int32) for video in videos]
+        )
         self._pipeline.feed_input("spans", spans)
         self._pipeline.feed_input("boxes", boxes)
         self._pipeline.schedule_run()
@@ -135,7 +146,9 @@ class VideoGraphs:
         num_videos = plan.batch_size // crops
         max_videos = ceil_div(num_videos, num_graphs)
         max_cuts = crops * CLIPS_PER_VIDEO
-        self._graphs = [DaliGraph(device, max_cuts, plan.frame_size, max_videos) for _ in range(num_graphs)]
+        self._graphs = [
+            DaliGraph(device, max_cuts, plan.frame_size, max_videos) for _ in range(num_graphs)
+        ]
         self._next_graph = 0
 
     def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> BatchInFlight:

@@ -20,21 +20,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from common.errors import InputError
-from common.processes import end_with_parent
-from kernels.clip_tables import color_matrix
-from pipeline.clip_memory import BlockLayout, ClipMemory
-from pipeline.config import DataConfig
-from pipeline.decoding.colors import CHROMA_PLACES
-from pipeline.decoding.joining import EncodedVideo, GpuCodecs, find_groups
-from pipeline.decoding.planes import PlanarFrames
-from pipeline.decoding.sources import find_source
-from pipeline.planning.augmentations import AugmentOp, EraseBox
-from pipeline.planning.plan import ClipPlan, PlanRow
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.video_error import VideoError
+from adamae.common.errors import InputError
+from adamae.common.processes import end_with_parent
+from adamae.kernels.clip_tables import color_matrix
+from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.colors import CHROMA_PLACES
+from adamae.pipeline.decoding.joining import EncodedVideo, GpuCodecs, find_groups
+from adamae.pipeline.decoding.planes import PlanarFrames
+from adamae.pipeline.decoding.sources import find_source
+from adamae.pipeline.planning.augmentations import AugmentOp, EraseBox
+from adamae.pipeline.planning.plan import ClipPlan, PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.video_error import VideoError
 
 MAX_ATTEMPTS = 100  # replacements in a row for one clip
 CHUNKS_AHEAD = 4  # whose videos are read meanwhile, from object storage
@@ -52,7 +52,9 @@ class Chunk(NamedTuple):
     first: int  # clip
     num_clips: int
     block: int  # of memory, where the batch goes
-    is_for_gpu: bool = False  # whether videos that suit the GPU decoder are only read, and left to it
+    is_for_gpu: bool = (
+        False  # whether videos that suit the GPU decoder are only read, and left to it
+    )
     is_suspect: bool = False  # whether a worker has died over it
     deaths: tuple[str, ...] = ()  # why workers died over its video, and over what replaced it
 
@@ -66,7 +68,9 @@ class LoadedClip(NamedTuple):
     fields: list[Any]  # values of data.fields
     augment_ops: tuple[AugmentOp, ...]
     erase_box: EraseBox | None
-    image: int | None  # byte of the block at which its RGB begins; None: it is in the tables, or encoded
+    image: (
+        int | None
+    )  # byte of the block at which its RGB begins; None: it is in the tables, or encoded
 
 
 class Fault(NamedTuple):
@@ -81,7 +85,9 @@ class Fault(NamedTuple):
 class ChunkResult:
     chunk: Chunk
     clips: list[LoadedClip] = field(default_factory=list)
-    encoded: dict[int, EncodedVideo] = field(default_factory=dict)  # for the GPU decoder; by the first clip of each
+    encoded: dict[int, EncodedVideo] = field(
+        default_factory=dict
+    )  # for the GPU decoder; by the first clip of each
     used_bytes: int = 0  # of the chunk's slots, from the first on
     faults: list[Fault] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # see loader.COUNTERS
@@ -95,7 +101,9 @@ class WorkerSetup(NamedTuple):
     layout: BlockLayout
     upload_planes: bool  # whether planes will do, of which the device makes clips
     number: int = 0  # of this worker
-    ends_with_thread: bool = False  # whether it is of no use once the thread that has started it has ended
+    ends_with_thread: bool = (
+        False  # whether it is of no use once the thread that has started it has ended
+    )
 
 
 def run_worker(socket: int, file: int) -> None:
@@ -104,7 +112,9 @@ def run_worker(socket: int, file: int) -> None:
     with suppress(OSError, EOFError):
         try:
             setup: WorkerSetup = connection.recv()
-            if setup.ends_with_thread:  # the end of the pipe tells as well, but not a worker that was stopped
+            if (
+                setup.ends_with_thread
+            ):  # the end of the pipe tells as well, but not a worker that was stopped
                 end_with_parent()
             worker = DecodeWorker(setup, ClipMemory(setup.layout, file), connection)
         except Exception as error:  # the loader raises it
@@ -125,7 +135,9 @@ class DecodeWorker:
         self._setup, self._memory, self._connection = setup, memory, connection
         self._dataset, self._plan = setup.dataset, setup.plan
         # Threads are started when they are first needed: for shards in object storage.
-        self._read_threads, self._download_threads = map(ThreadPoolExecutor, (READ_THREADS, DOWNLOAD_THREADS))
+        self._read_threads, self._download_threads = map(
+            ThreadPoolExecutor, (READ_THREADS, DOWNLOAD_THREADS)
+        )
         self._reads: dict[tuple[int, tuple[int, ...]], Future[VideoSlice]] = {}
         self._next_batch = 0  # to look at
         self._shards: set[int] = set()  # seen
@@ -145,10 +157,17 @@ class DecodeWorker:
     def _download_ahead(self, batch: int) -> None:
         """Begin to download those shards of the batches from `batch` on that are this worker's."""
         self._next_batch = max(self._next_batch, batch)
-        while self._next_batch <= batch + BATCHES_AHEAD and (samples := self._plan.samples(self._next_batch)):
+        while self._next_batch <= batch + BATCHES_AHEAD and (
+            samples := self._plan.samples(self._next_batch)
+        ):
             for shard in dict.fromkeys(int(self._dataset.shard_of(sample)) for sample in samples):
-                if shard % self._setup.config.workers == self._setup.number and shard not in self._shards:
-                    self._shards.add(shard)  # whoever needs one whose download fails meets the error again
+                if (
+                    shard % self._setup.config.workers == self._setup.number
+                    and shard not in self._shards
+                ):
+                    self._shards.add(
+                        shard
+                    )  # whoever needs one whose download fails meets the error again
                     self._download_threads.submit(self._dataset.find_shard, shard)
             self._next_batch += 1
 
@@ -159,7 +178,9 @@ class DecodeWorker:
         positions, crops = self._plan.positions(chunk.batch), self._plan.crops_per_decode
         try:
             for first in range(chunk.first, chunk.first + chunk.num_clips, crops):
-                planned = [self._plan.row(position) for position in positions[first : first + crops]]
+                planned = [
+                    self._plan.row(position) for position in positions[first : first + crops]
+                ]
                 self._make_clips(writer, first, planned)
         except (InputError, OSError) as error:
             return error
@@ -183,8 +204,12 @@ class DecodeWorker:
                 return
             except VideoError as error:
                 writer.result.faults.append(Fault(rows[0].sample, str(error), len(rows)))
-                reason = f"{self._dataset.describe_location(rows[0].sample)} cannot be decoded: {error}"
-            rows = [row for old in planned if (row := self._plan.replacement(old, attempt)) is not None]
+                reason = (
+                    f"{self._dataset.describe_location(rows[0].sample)} cannot be decoded: {error}"
+                )
+            rows = [
+                row for old in planned if (row := self._plan.replacement(old, attempt)) is not None
+            ]
             if not rows or attempt > MAX_ATTEMPTS:
                 raise InputError(reason)
 
@@ -192,7 +217,9 @@ class DecodeWorker:
         wanted = row.sample, row.frames
         if not self._dataset.is_remote:
             return self._dataset.read_clip(*wanted)
-        read = self._reads.pop(wanted, None) or self._read_threads.submit(self._dataset.read_clip, *wanted)
+        read = self._reads.pop(wanted, None) or self._read_threads.submit(
+            self._dataset.read_clip, *wanted
+        )
         while not wait([read], self._setup.config.decode_timeout_s / SIGNS_OF_LIFE).done:
             self._connection.send(None)
         return read.result()
@@ -201,7 +228,9 @@ class DecodeWorker:
 class ChunkWriter:
     """Fills the slots of a chunk, one video behind the other; what remains has room for all clips as RGB."""
 
-    def __init__(self, setup: WorkerSetup, block: UInt8[np.ndarray, " bytes"], chunk: Chunk) -> None:
+    def __init__(
+        self, setup: WorkerSetup, block: UInt8[np.ndarray, " bytes"], chunk: Chunk
+    ) -> None:
         self.result = ChunkResult(chunk)
         self._setup, self._layout, self._block = setup, setup.layout, block
         self._start = chunk.first * self._layout.slot_bytes
@@ -224,12 +253,21 @@ class ChunkWriter:
             raise
         fields = [sample.fields.get(name) for name in self._setup.config.fields]
         for row in rows:
-            augmentation = row.augment_ops, row.erase_box  # whole rows would cost the loader's process .1 ms a batch
-            result.clips.append(LoadedClip(row.position, sample.key, sample.labels or (), fields, *augmentation, image))
+            augmentation = (
+                row.augment_ops,
+                row.erase_box,
+            )  # whole rows would cost the loader's process .1 ms a batch
+            result.clips.append(
+                LoadedClip(
+                    row.position, sample.key, sample.labels or (), fields, *augmentation, image
+                )
+            )
             image = None if image is None else image + self._layout.clip_bytes
         result.counts.update(videos_read=1, bytes_read=len(video.data), frames_decoded=num_decoded)
 
-    def _keep_encoded(self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice) -> bool:
+    def _keep_encoded(
+        self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice
+    ) -> bool:
         """Write a video as it is to the slots if the GPU decoder takes it; return whether it does."""
         if not self.result.chunk.is_for_gpu or not self._setup.gpu_codecs.include(sample, video):
             return False
@@ -242,10 +280,14 @@ class ChunkWriter:
         start, memory = allocated
         memory[:] = np.frombuffer(video.data, np.uint8)
         place = slice(start, start + len(video.data))
-        self.result.encoded[first] = EncodedVideo(place, *groups, video.num_frames, video.numbers, rows)
+        self.result.encoded[first] = EncodedVideo(
+            place, *groups, video.num_frames, video.numbers, rows
+        )
         return True
 
-    def _decode(self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice) -> tuple[int | None, int]:
+    def _decode(
+        self, first: int, rows: list[PlanRow], sample: Sample, video: VideoSlice
+    ) -> tuple[int | None, int]:
         """Decode a video to planes, or to RGB, whose start in the block is returned, with the frames decoded."""
         setup, used, source = self._setup, self.result.used_bytes, find_source(video.data)
         allocate = partial(self._allocate, first + len(rows))
@@ -258,9 +300,13 @@ class ChunkWriter:
         found = allocate(len(rows) * self._layout.clip_bytes)
         assert found is not None
         start, memory = found
-        return start, source.cut_views(video, sample, rows, memory.reshape(len(rows), *self._layout.clip_shape))
+        return start, source.cut_views(
+            video, sample, rows, memory.reshape(len(rows), *self._layout.clip_shape)
+        )
 
-    def _allocate(self, next_clip: int, num_bytes: int) -> tuple[int, UInt8[np.ndarray, " num_bytes"]] | None:
+    def _allocate(
+        self, next_clip: int, num_bytes: int
+    ) -> tuple[int, UInt8[np.ndarray, " num_bytes"]] | None:
         """Return the next bytes of the chunk's slots, behind where in the block they begin; None if the clips from
         `next_clip` on would have no room as RGB then."""
         chunk, start = self.result.chunk, self._start + self.result.used_bytes
@@ -276,7 +322,9 @@ class ChunkWriter:
         window, layout = frames.window, frames.layout
         offsets[clips] = frames.offsets
         sizes[clips] = window.height, window.width, layout.sample_bytes
-        boxes[clips] = [(row.crop.x - window.x, row.crop.y - window.y, *row.crop[2:]) for row in rows]
+        boxes[clips] = [
+            (row.crop.x - window.x, row.crop.y - window.y, *row.crop[2:]) for row in rows
+        ]
         flips[clips] = [row.flip for row in rows]
         matrices[clips] = make_color_matrix(layout.matrix, layout.full_range, layout.bits)
         siting[clips] = CHROMA_PLACES[layout.siting]

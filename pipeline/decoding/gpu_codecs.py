@@ -9,16 +9,16 @@ from itertools import islice
 import numpy as np
 import torch
 
-from common.errors import InputError
-from common.logging import log_note
-from pipeline.config import DataConfig
-from pipeline.decoding.dali_video import DaliGraph
-from pipeline.decoding.joining import Cut, GpuCodecs, JoinedVideo
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import SIDE_STEP
-from pipeline.video_error import VideoError
+from adamae.common.errors import InputError
+from adamae.common.logging import log_note
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.dali_video import DaliGraph
+from adamae.pipeline.decoding.joining import Cut, GpuCodecs, JoinedVideo
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import SIDE_STEP
+from adamae.pipeline.video_error import VideoError
 
 # The first samples of a dataset, among which some of each codec are looked for.
 MAX_PROBED_SAMPLES = 1000
@@ -43,7 +43,8 @@ def find_gpu_codecs(dataset: ShardDataset, device: torch.device, config: DataCon
     if errors:
         reasons = "; ".join(dict.fromkeys(errors.values()))
         sentence = (
-            f"DALI cannot decode {', '.join(errors)} on {device.type} ({reasons}), which {dataset.folder} contains"
+            f"DALI cannot decode {', '.join(errors)} on {device.type} ({reasons}),"
+            f" which {dataset.folder} contains"
         )
         if config.decoder == "dali":
             raise InputError(f"{sentence}: set data.decoder to auto")

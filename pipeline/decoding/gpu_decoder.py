@@ -12,13 +12,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from common.logging import log_note
-from pipeline.config import DataConfig
-from pipeline.decoding.dali_video import BatchInFlight, DecodedVideo, VideoGraphs
-from pipeline.decoding.gpu_codecs import shorten
-from pipeline.decoding.joining import Bytes, EncodedVideo, GpuCodecs
-from pipeline.planning.plan import ClipPlan
-from pipeline.reading.storage import call_with_timeout
+from adamae.common.logging import log_note
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.dali_video import BatchInFlight, DecodedVideo, VideoGraphs
+from adamae.pipeline.decoding.gpu_codecs import shorten
+from adamae.pipeline.decoding.joining import Bytes, EncodedVideo, GpuCodecs
+from adamae.pipeline.planning.plan import ClipPlan
+from adamae.pipeline.reading.storage import call_with_timeout
 
 # Side by side: one keeps 14 % of the NVDEC engines of an H100 busy, seven 89 % (NVIDIA/DALI#6387).
 GRAPHS_PER_GPU = 8
@@ -35,7 +35,12 @@ class GpuDecoder:
     """
 
     def __init__(
-        self, device: torch.device, plan: ClipPlan, config: DataConfig, codecs: GpuCodecs, counts: Counter[str]
+        self,
+        device: torch.device,
+        plan: ClipPlan,
+        config: DataConfig,
+        codecs: GpuCodecs,
+        counts: Counter[str],
     ) -> None:
         """Prepare to decode `codecs`, none of which means that PyAV decodes everything.
 
@@ -87,7 +92,12 @@ class GpuDecoder:
 
         `take` reports what goes wrong, most likely with an earlier batch.
         """
-        if not videos or not self._is_enabled or self._error is not None or number in self._in_flight:
+        if (
+            not videos
+            or not self._is_enabled
+            or self._error is not None
+            or number in self._in_flight
+        ):
             return
         try:
             if self._graphs is None:
@@ -96,7 +106,9 @@ class GpuDecoder:
         except RuntimeError as error:
             self._error = error
 
-    def take(self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> list[DecodedVideo] | None:
+    def take(
+        self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes
+    ) -> list[DecodedVideo] | None:
         """Wait for the batch that was fed first, and return what `copy_clips` copies. Return None if the workers have
         to decode the batch, because a video cannot be decoded, or DALI hangs or was given up."""
         if not self._is_enabled:

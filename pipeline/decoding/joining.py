@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.shards.mp4 import read_fragments
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.shards.mp4 import read_fragments
 
 # With more clips in a video, the cost of opening it is little beside that of its frames.
 CLIPS_PER_VIDEO = 8
@@ -91,7 +91,11 @@ def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
         return None
     times = []
     for fragment in fragments:
-        if fragment.time is None or not fragment.duration or video.data[fragment.time] != VERSION_OF_64_BITS:
+        if (
+            fragment.time is None
+            or not fragment.duration
+            or video.data[fragment.time] != VERSION_OF_64_BITS
+        ):
             return None
         times.append((fragment.time + TIME_OFFSET, fragment.duration))
     return fragments[0].start, times

@@ -15,10 +15,12 @@ from typing import NamedTuple
 import av
 from av.video.codeccontext import VideoCodecContext
 
-from pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
-from pipeline.shards.mp4 import read_fragments
+from adamae.pipeline.decoding.containers import MAX_PIXELS, main_stream, open_video
+from adamae.pipeline.shards.mp4 import read_fragments
 
-IDENTITY = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # the matrix of an upright picture
+IDENTITY = struct.pack(
+    ">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30
+)  # the matrix of an upright picture
 NUM_MATRICES = 2  # of a movie and of its track
 UNTOLD = (b"edts", b"colr")  # boxes of what no packet says: hidden frames, other colors
 
@@ -56,14 +58,18 @@ def index_slice(data: bytes, num_frames: int | None) -> tuple[VideoCodecContext,
             raise ValueError("frames may be shown in another order")
         keyframes.append((len(packets), len(packets)))
         for place in fragment.packets:
-            packet = av.Packet(place.stop - place.start)  # with the padding that decoders read beyond the data
+            packet = av.Packet(
+                place.stop - place.start
+            )  # with the padding that decoders read beyond the data
             packet.update(data[place])
             packet.pts = len(packets)
             packets.append(packet)
     return decoder, Index(packets, range(len(packets)), keyframes)
 
 
-@lru_cache(maxsize=256)  # videos of one size, encoded alike, have the same header; opening it takes .2 ms
+@lru_cache(
+    maxsize=256
+)  # videos of one size, encoded alike, have the same header; opening it takes .2 ms
 def read_header(header: bytes) -> tuple[str, bytes | None]:
     """Return the decoder and its extradata for an MP4 that begins with these bytes, up to its first fragment.
 

@@ -8,10 +8,10 @@ import numpy as np
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.clip_memory import MAX_GROWTH
-from pipeline.decoding.colors import describe, find_matrix, find_siting, is_full_range
-from pipeline.decoding.video import count_turns
-from pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.clip_memory import MAX_GROWTH
+from adamae.pipeline.decoding.colors import describe, find_matrix, find_siting, is_full_range
+from adamae.pipeline.decoding.video import count_turns
+from adamae.pipeline.planning.crops import Crop, FrameSize
 
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
 
@@ -52,19 +52,30 @@ class PlanarFrames(NamedTuple):
 def find_window(crops: Sequence[Crop], width: int, height: int) -> Crop:
     """Return the smallest part of a frame of whole chroma samples that holds all crops."""
     left, top = min(crop.x for crop in crops) // 2 * 2, min(crop.y for crop in crops) // 2 * 2
-    right, bottom = max(crop.x + crop.width for crop in crops), max(crop.y + crop.height for crop in crops)
-    return Crop(left, top, min(right + right % 2, width) - left, min(bottom + bottom % 2, height) - top)
+    right, bottom = (
+        max(crop.x + crop.width for crop in crops),
+        max(crop.y + crop.height for crop in crops),
+    )
+    return Crop(
+        left, top, min(right + right % 2, width) - left, min(bottom + bottom % 2, height) - top
+    )
 
 
 def is_worth_uploading(window: Crop, num_clips: int, size: FrameSize) -> bool:
     """Return whether frames of a window, of 8 bits, are not much larger than the clips that are made of them."""
-    return window.width * window.height * 3 // 2 <= MAX_GROWTH * num_clips * size.height * size.width * 3
+    return (
+        window.width * window.height * 3 // 2
+        <= MAX_GROWTH * num_clips * size.height * size.width * 3
+    )
 
 
 def copy_frames(
-    frames: Iterable[tuple[int, VideoFrame]], numbers: Sequence[int], window: Crop, stored: tuple[int, int],
+    frames: Iterable[tuple[int, VideoFrame]],
+    numbers: Sequence[int],
+    window: Crop,
+    stored: tuple[int, int],
     allocate: Allocate,
-) -> PlanarFrames | None:  # fmt: skip
+) -> PlanarFrames | None:
     """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike, or if
     there is no room.
 
@@ -86,12 +97,16 @@ def copy_frames(
                 return None
             start, memory = room
             planes = np.split(memory.reshape(len(places), length), ends[:-1], axis=1)
-            targets = [plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)]
+            targets = [
+                plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)
+            ]
         elif describe(frame) != known:
             return None
         for plane, target, step in zip(frame.planes, targets, (1, 2, 2), strict=True):
             first = window.y // step * plane.line_size + window.x // step * layout.sample_bytes
             copy = target[places[number]]
-            copy[:] = np.ndarray(copy.shape, np.uint8, memoryview(plane), first, (plane.line_size, 1))
+            copy[:] = np.ndarray(
+                copy.shape, np.uint8, memoryview(plane), first, (plane.line_size, 1)
+            )
     assert layout is not None
     return PlanarFrames([start + places[number] * length for number in numbers], window, layout)

@@ -10,15 +10,15 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
-from pipeline.decoding.planes import Allocate, PlanarFrames
-from pipeline.decoding.video import EXACT, view_plane
-from pipeline.decoding.video_source import VideoSource
-from pipeline.planning.crops import FrameSize
-from pipeline.planning.plan import PlanRow
-from pipeline.shards import arrays
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.planes import Allocate, PlanarFrames
+from adamae.pipeline.decoding.video import EXACT, view_plane
+from adamae.pipeline.decoding.video_source import VideoSource
+from adamae.pipeline.planning.crops import FrameSize
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards import arrays
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.video_error import VideoError
 
 Source = bytes | Path
 Frames = UInt8[np.ndarray, "T H W C"]
@@ -31,14 +31,21 @@ class ClipSource(Protocol):
     def recognizes(self, source: Source) -> bool:
         """Return whether a file, or its content, is stored in this way."""
 
-    def cut_views(self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips) -> int:
+    def cut_views(
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips
+    ) -> int:
         """Crop, flip and scale every frame of `rows`, which share their frames, into `clips`.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
         """
 
     def copy_planes(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
+        self,
+        video: VideoSlice,
+        sample: Sample,
+        rows: list[PlanRow],
+        size: FrameSize,
+        allocate: Allocate,
     ) -> PlanarFrames | None:
         """Copy what `rows` show of their frames as it was decoded, for the device to crop, flip and scale; None where
         cut_views does it all."""
@@ -57,12 +64,16 @@ class ArraySource(ClipSource):
     def recognizes(self, source: Source) -> bool:
         return arrays.is_array(source)
 
-    def cut_views(self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips) -> int:
+    def cut_views(
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips
+    ) -> int:
         frames = arrays.read_array(video.data, video.numbers, video.num_frames)
         declared = (sample.height, sample.width, arrays.count_channels([sample.codec]))
         if frames.shape[1:] != declared:
             found, expected = ("x".join(map(str, shape)) for shape in (frames.shape[1:], declared))
-            raise VideoError(f"its frames are {found} (height, width, channels), but the sample table says {expected}")
+            raise VideoError(
+                f"its frames are {found} (height, width, channels), but the sample table says {expected}"
+            )
         for clip, row in zip(clips, rows, strict=True):
             box = frames[:, row.crop.y :, row.crop.x :][:, : row.crop.height, : row.crop.width]
             scale_frames(box[:, :, ::-1] if row.flip else box, clip)
@@ -93,7 +104,10 @@ def scale_frames(frames: Frames, clip: UInt8[np.ndarray, "T height width C"]) ->
     Four channels at a time are the planes of a yuva444p picture, which FFmpeg scales without converting colors: a
     quarter of the calls, at some 30 µs each.
     """
-    source, reformatter = VideoFrame(frames.shape[2], frames.shape[1], "yuva444p"), VideoReformatter()
+    source, reformatter = (
+        VideoFrame(frames.shape[2], frames.shape[1], "yuva444p"),
+        VideoReformatter(),
+    )
     channels = list(np.ndindex(len(frames), frames.shape[3]))
     for first in range(0, len(channels), 4):
         together = channels[first : first + 4]

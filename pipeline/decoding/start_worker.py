@@ -1,4 +1,4 @@
-"""Run a decode worker: `python -m pipeline.decoding.start_worker SOCKET FILE`, the numbers of two open files.
+"""Run a decode worker: `python -m adamae.pipeline.decoding.start_worker SOCKET FILE`, the numbers of two open files.
 
 A module of its own, since signals have to be ignored before the worker's imports, which take half a second.
 """
@@ -13,7 +13,7 @@ IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 def main() -> None:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    from pipeline.decoding.decode_worker import run_worker
+    from adamae.pipeline.decoding.decode_worker import run_worker
 
     run_worker(socket=int(sys.argv[1]), file=int(sys.argv[2]))
 

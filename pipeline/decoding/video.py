@@ -22,9 +22,9 @@ from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
-from pipeline.decoding.containers import open_stream
-from pipeline.decoding.packets import Index, index_slice
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.containers import open_stream
+from adamae.pipeline.decoding.packets import Index, index_slice
+from adamae.pipeline.video_error import VideoError
 
 MAX_BYTES = 2**32  # of a file whose packets are all kept in memory
 # Without these, FFmpeg's colors are 1.4 gray levels too dark, and up to 50 off; .95 ms instead of .13 at 640×360.
@@ -42,7 +42,9 @@ UPRIGHT: tuple[list[tuple[str, str]], ...] = (
 class Video:
     """Gives frames of a video, decoded in the calling thread."""
 
-    def __init__(self, source: bytes | Path, num_frames: int | None = None, in_groups: bool = False) -> None:
+    def __init__(
+        self, source: bytes | Path, num_frames: int | None = None, in_groups: bool = False
+    ) -> None:
         """num_frames: where known, a check on the timestamps; in_groups: see VideoSlice."""
         self._source, self._num_frames, self._in_groups = source, num_frames, in_groups
         self.frames_decoded = 0
@@ -52,10 +54,16 @@ class Video:
         this is not a video."""
         wanted = sorted(set(numbers))
         if not wanted or wanted[0] < 0:
-            raise ValueError(f"frame numbers must not be negative or none at all, got {list(numbers)}")
+            raise ValueError(
+                f"frame numbers must not be negative or none at all, got {list(numbers)}"
+            )
         given: set[int] = set()
         try:
-            for decode in (self._decode_slice, self._decode_from_keyframes, self._decode_from_start):
+            for decode in (
+                self._decode_slice,
+                self._decode_from_keyframes,
+                self._decode_from_start,
+            ):
                 for number, frame in decode([number for number in wanted if number not in given]):
                     given.add(number)
                     yield number, frame
@@ -70,7 +78,9 @@ class Video:
         if self._in_groups and isinstance(self._source, bytes):
             # Whatever is wrong, the container's reader finds it too and says what it is.
             with suppress(av.error.FFmpegError, ValueError, IndexError, struct.error):
-                yield from self._decode_groups(*index_slice(self._source, self._num_frames), numbers)
+                yield from self._decode_groups(
+                    *index_slice(self._source, self._num_frames), numbers
+                )
 
     def _decode_from_keyframes(self, numbers: list[int]) -> Iterator[tuple[int, VideoFrame]]:
         """Yield those frames that can be found reliably from the nearest keyframes, decoding no more than needed."""
@@ -105,21 +115,29 @@ class Video:
         if isinstance(self._source, Path) and self._source.stat().st_size > MAX_BYTES:
             return None
         packets = [packet for packet in container.demux(stream) if packet.size]
-        shown = sorted(packet.pts for packet in packets if packet.pts is not None and not packet.is_discard)
+        shown = sorted(
+            packet.pts for packet in packets if packet.pts is not None and not packet.is_discard
+        )
         fits = self._num_frames is None or len(shown) == self._num_frames
         changes = any(packet.has_sidedata("new_extradata") for packet in packets[1:])
         if changes or not fits or not times_tell_frames(stream, [packet.pts for packet in packets]):
             return None
-        keyframes = sorted((packet.pts or 0, place) for place, packet in enumerate(packets) if packet.is_keyframe)
+        keyframes = sorted(
+            (packet.pts or 0, place) for place, packet in enumerate(packets) if packet.is_keyframe
+        )
         return Index(packets, shown, keyframes)
 
     def _decode_groups(
         self, decoder: VideoCodecContext, index: Index, numbers: list[int]
     ) -> Iterator[tuple[int, VideoFrame]]:
         """Yield frames from the nearest keyframes; of a group, none behind a corrupt one."""
-        for first, group in groupby(numbers, index.find_keyframe):  # a jump costs nothing measurable, a frame .3 ms
+        for first, group in groupby(
+            numbers, index.find_keyframe
+        ):  # a jump costs nothing measurable, a frame .3 ms
             if first is not None:
-                yield from self._decode_group(decoder, index.packets[first:], {index.pts[n]: n for n in group})
+                yield from self._decode_group(
+                    decoder, index.packets[first:], {index.pts[n]: n for n in group}
+                )
 
     def _decode_group(
         self, decoder: VideoCodecContext, packets: list[av.Packet], numbers: dict[int, int]

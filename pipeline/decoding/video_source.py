@@ -17,15 +17,22 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
-from pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
-from pipeline.decoding.planes import BITS, Allocate, PlanarFrames, copy_frames, find_window, is_worth_uploading
-from pipeline.decoding.video import UPRIGHT, Video, as_rgb, count_turns, view_plane
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.plan import PlanRow
-from pipeline.shards import arrays
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.colors import CHROMA_PLACES, describe, find_matrix, find_siting
+from adamae.pipeline.decoding.planes import (
+    BITS,
+    Allocate,
+    PlanarFrames,
+    copy_frames,
+    find_window,
+    is_worth_uploading,
+)
+from adamae.pipeline.decoding.video import UPRIGHT, Video, as_rgb, count_turns, view_plane
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards import arrays
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.video_error import VideoError
 
 FATAL = ("yaf32be", "yaf32le")  # pixel formats at which FFmpeg's scaler aborts the process (8.1)
 
@@ -39,9 +46,13 @@ class VideoSource:
     def recognizes(self, source: bytes | Path) -> bool:
         return True
 
-    def cut_views(self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips) -> int:
+    def cut_views(
+        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips
+    ) -> int:
         if (channels := arrays.count_channels([sample.codec])) != 3:
-            raise VideoError(f"it is not an array, but the sample table says that it has {channels} channels")
+            raise VideoError(
+                f"it is not an array, but the sample table says that it has {channels} channels"
+            )
         times: dict[int, list[int]] = {}
         for time, number in enumerate(video.numbers):
             times.setdefault(number, []).append(time)
@@ -56,11 +67,18 @@ class VideoSource:
         return decoder.frames_decoded
 
     def copy_planes(
-        self, video: VideoSlice, sample: Sample, rows: list[PlanRow], size: FrameSize, allocate: Allocate
+        self,
+        video: VideoSlice,
+        sample: Sample,
+        rows: list[PlanRow],
+        size: FrameSize,
+        allocate: Allocate,
     ) -> PlanarFrames | None:
         stored = sample.width, sample.height
         window = find_window([row.crop for row in rows], *stored)
-        if arrays.count_channels([sample.codec]) != 3 or not is_worth_uploading(window, len(rows), size):
+        if arrays.count_channels([sample.codec]) != 3 or not is_worth_uploading(
+            window, len(rows), size
+        ):
             return None
         decoder = Video(video.data, video.num_frames, video.in_groups)
         copied = copy_frames(decoder.frames(video.numbers), video.numbers, window, stored, allocate)
@@ -77,7 +95,9 @@ class VideoSource:
 class Scaler:
     """Crops, flips and scales frames to `size`: the side of a square, or height and width."""
 
-    def __init__(self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]) -> None:
+    def __init__(
+        self, crop: Crop, flip: bool, size: int | FrameSize, stored: tuple[int, int]
+    ) -> None:
         """crop: a box of whole chroma samples in upright frames of `stored` = (width, height) pixels."""
         self._crop, self._flip, self._size, self._stored = crop, flip, FrameSize.of(size), stored
         self._layout: tuple[object, ...] | None = None
@@ -110,17 +130,27 @@ class Scaler:
         exact = "+accurate_rnd" if (box.height, box.width) == self._size else ""
         across, down = (int(256 * place) for place in CHROMA_PLACES[siting])
         is_placed = BITS.get(frame.format.name) == 8
-        place = f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
+        place = (
+            f"in_h_chr_pos={across}:in_v_chr_pos={down}" if is_placed else f"in_chroma_loc={siting}"
+        )
         filters = [
             # The graph passes frames through one by one and never looks at their timestamps.
-            ("buffer", f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"),
+            (
+                "buffer",
+                f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1",
+            ),
             declare_colors(find_matrix(frame)),
             *UPRIGHT[turns],
             *crop_filters(frame.format, box, siting),
-            ("scale", f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}"),
+            (
+                "scale",
+                f"{self._size.width}:{self._size.height}:flags=bilinear+full_chroma_int{exact}:{place}",
+            ),
             ("buffersink", "pixel_formats=gbrp"),
         ]
-        graph.link_nodes(*(graph.add(name, options or None) for name, options in filters)).configure()
+        graph.link_nodes(
+            *(graph.add(name, options or None) for name, options in filters)
+        ).configure()
         return graph
 
 
@@ -144,7 +174,15 @@ def crop_filters(form: VideoFormat, box: Crop, siting: str) -> list[tuple[str, s
     """
     crop = "crop", f"{box.width}:{box.height}:{box.x}:{box.y}:exact=1"
     if form.is_bayer or any(component.bits < 8 for component in form.components):
-        return [("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"), ("format", "gbrp|gbrp16le"), crop]
+        return [
+            ("format", "rgb24|rgb48le" if form.is_bayer else "gbrp"),
+            ("format", "gbrp|gbrp16le"),
+            crop,
+        ]
     if min(form.chroma_width(64), form.chroma_height(64)) >= 32:
         return [crop]
-    return [("scale", f"flags=bilinear:in_chroma_loc={siting}"), ("format", "yuv444p|yuv444p16le"), crop]
+    return [
+        ("scale", f"flags=bilinear:in_chroma_loc={siting}"),
+        ("format", "yuv444p|yuv444p16le"),
+        crop,
+    ]

@@ -4,7 +4,17 @@ import math
 from typing import NamedTuple
 
 NAMES = (
-    *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "color", "contrast"),
+    *(
+        "autocontrast",
+        "equalize",
+        "invert",
+        "rotate",
+        "posterize",
+        "solarize",
+        "solarize_add",
+        "color",
+        "contrast",
+    ),
     *("brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
 MAX_MAGNITUDE = 10
@@ -38,7 +48,9 @@ def sample_ops(count: int, magnitude: float, draws: list[float]) -> tuple[Augmen
         normal = math.sqrt(-2 * math.log(1 - radius)) * math.cos(2 * math.pi * angle)
         strength = min(MAX_MAGNITUDE, max(0.0, magnitude + 0.5 * normal)) / MAX_MAGNITUDE
         if whether < APPLY_PROBABILITY:
-            changes.append(AugmentOp(NAMES[int(which * len(NAMES))], strength if sign < 0.5 else -strength))
+            changes.append(
+                AugmentOp(NAMES[int(which * len(NAMES))], strength if sign < 0.5 else -strength)
+            )
     return tuple(changes)
 
 

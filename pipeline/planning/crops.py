@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 SCALES = (1.0, 0.875, 0.75, 0.66)
 # The four corners and the center, then eight between them, in quarters of the free space.
-OFFSETS = (*((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)), *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)))
+OFFSETS = (
+    *((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)),
+    *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)),
+)
 SIZE_PAIRS = [(w, h) for w in range(len(SCALES)) for h in range(len(SCALES)) if abs(w - h) <= 1]
 RESIZED_ATTEMPTS = 10
 DRAWS = 2 * RESIZED_ATTEMPTS + 2  # uniform numbers that a crop may need
@@ -62,7 +65,8 @@ def multiscale_crop(width: int, height: int, draws: list[float], shape: FrameSiz
     width, height = width // 2, height // 2
     steps = SIZE_PAIRS[int(draws[0] * len(SIZE_PAIRS))]
     w, h = (
-        max(1, int(side * SCALES[step])) for side, step in zip(largest_box(width, height, shape), steps, strict=True)
+        max(1, int(side * SCALES[step]))
+        for side, step in zip(largest_box(width, height, shape), steps, strict=True)
     )
     across, down = OFFSETS[int(draws[1] * len(OFFSETS))]
     return Crop((width - w) // 4 * across, (height - h) // 4 * down, w, h).doubled()
@@ -79,8 +83,13 @@ def random_resized_crop(
         ratio = wide * math.exp((2 * draws[2 * attempt + 1] - 1) * math.log(4 / 3))
         w, h = max(1, round(math.sqrt(area * ratio))), max(1, round(math.sqrt(area / ratio)))
         if w <= width and h <= height:
-            return Crop(int(draws[-2] * (width - w + 1)), int(draws[-1] * (height - h + 1)), w, h).doubled()
-    w, h = min(width, max(1, round(height * wide * 4 / 3))), min(height, max(1, round(width / wide * 4 / 3)))
+            return Crop(
+                int(draws[-2] * (width - w + 1)), int(draws[-1] * (height - h + 1)), w, h
+            ).doubled()
+    w, h = (
+        min(width, max(1, round(height * wide * 4 / 3))),
+        min(height, max(1, round(width / wide * 4 / 3))),
+    )
     return Crop((width - w) // 2, (height - h) // 2, w, h).doubled()
 
 

@@ -13,18 +13,20 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from common.arithmetic import ceil_div
-from common.errors import InputError
-from pipeline.config import DEFAULT_STRIDE, DataConfig
-from pipeline.planning import augmentations, crops, rng
-from pipeline.planning.augmentations import AugmentOp, EraseBox
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.rng import Purpose
-from pipeline.planning.sample_order import SampleOrder, choose_subset
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
+from adamae.common.arithmetic import ceil_div
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
+from adamae.pipeline.planning import augmentations, crops, rng
+from adamae.pipeline.planning.augmentations import AugmentOp, EraseBox
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.planning.rng import Purpose
+from adamae.pipeline.planning.sample_order import SampleOrder, choose_subset
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import Sample
 
-MAX_SHORT = 0.05  # of the videos may be shorter than a clip: a few must not decide the stride of all
+MAX_SHORT = (
+    0.05  # of the videos may be shorter than a clip: a few must not decide the stride of all
+)
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -34,7 +36,9 @@ class PlanRow(NamedTuple):  # which is pickled three times as fast as a dataclas
 
     position: int  # in the stream
     sample: int  # index into ShardDataset.samples
-    frames: tuple[int, ...]  # stored frames, ascending; some repeated where the video is too short or too slow
+    frames: tuple[
+        int, ...
+    ]  # stored frames, ascending; some repeated where the video is too short or too slow
     crop: Crop  # in stored pixels
     flip: bool  # left to right
     augment_ops: tuple[AugmentOp, ...] = ()
@@ -61,7 +65,10 @@ class ClipPlan(Protocol):
 
     def samples(self, batch: int) -> list[int]:
         """List the samples of a batch, one per decode: a look ahead, cheap where rows are not."""
-        return [self.row(position).sample for position in self.positions(batch)[:: self.crops_per_decode]]
+        return [
+            self.row(position).sample
+            for position in self.positions(batch)[:: self.crops_per_decode]
+        ]
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
         """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
@@ -72,9 +79,19 @@ class TrainingPlan(ClipPlan):
     """Endless stream of training clips."""
 
     def __init__(
-        self, dataset: ShardDataset, config: DataConfig, *, num_frames: int, image_size: int | Sequence[int], seed: int,
-        batch_size: int, global_batch: int | None = None, batch_multiple: int = 1, rank: int = 0, world_size: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int | Sequence[int],
+        seed: int,
+        batch_size: int,
+        global_batch: int | None = None,
+        batch_multiple: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         """Prepare the plan of one rank; nothing is laid out in advance.
 
         batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
@@ -82,22 +99,34 @@ class TrainingPlan(ClipPlan):
         whole groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
         """
         if config.rand_augment and dataset.channels != 3:
-            raise InputError(f"data.rand_augment changes colors, and these clips have {dataset.channels} channels")
-        self.num_frames, self.frame_size, self.crops_per_decode = num_frames, FrameSize.of(image_size), config.repeats
+            raise InputError(
+                f"data.rand_augment changes colors, and these clips have {dataset.channels} channels"
+            )
+        self.num_frames, self.frame_size, self.crops_per_decode = (
+            num_frames,
+            FrameSize.of(image_size),
+            config.repeats,
+        )
         self.global_batch = global_batch or batch_size * world_size
         batch_multiple = math.lcm(batch_multiple, config.repeats)
         if batch_size < batch_multiple:
             raise InputError(
                 f"batch_size is {batch_size}: give at least {batch_multiple}, as so many clips stay in one batch"
             )
-        self._microbatches = split_step(self.global_batch, batch_size, batch_multiple, world_size, rank)
+        self._microbatches = split_step(
+            self.global_batch, batch_size, batch_multiple, world_size, rank
+        )
         self.microbatches_per_step = len(self._microbatches)
         self.batch_size = max(map(len, self._microbatches))
         self._dataset, self._config, self._seed = dataset, config, seed
         check_strides(dataset, config)
         step_size = self.global_batch // self.crops_per_decode
         share_of_node = step_size // config.canonical_nodes or 1
-        served = {clip // self.crops_per_decode // share_of_node for clips in self._microbatches for clip in clips}
+        served = {
+            clip // self.crops_per_decode // share_of_node
+            for clips in self._microbatches
+            for clip in clips
+        }
         self._order = SampleOrder(dataset, config, seed, step_size, len(served))
 
     @property
@@ -107,19 +136,27 @@ class TrainingPlan(ClipPlan):
     def positions(self, batch: int) -> range:
         step, number = divmod(batch, self.microbatches_per_step)
         first = step * self.global_batch
-        return range(first + self._microbatches[number].start, first + self._microbatches[number].stop)
+        return range(
+            first + self._microbatches[number].start, first + self._microbatches[number].stop
+        )
 
     def samples(self, batch: int) -> list[int]:
         crops = self.crops_per_decode
-        return [self._order.sample(position // crops) for position in self.positions(batch)[::crops]]
+        return [
+            self._order.sample(position // crops) for position in self.positions(batch)[::crops]
+        ]
 
     def row(self, position: int) -> PlanRow:
-        return self._make_row(position, self._order.sample(position // self.crops_per_decode), attempt=0)
+        return self._make_row(
+            position, self._order.sample(position // self.crops_per_decode), attempt=0
+        )
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
         decode = row.position // self.crops_per_decode
         fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (decode, attempt, 0), 1)[0]
-        return self._make_row(row.position, self._order.replacement(decode, fraction, attempt), attempt)
+        return self._make_row(
+            row.position, self._order.replacement(decode, fraction, attempt), attempt
+        )
 
     def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
         config, video = self._config, self._dataset.samples[sample]
@@ -130,12 +167,16 @@ class TrainingPlan(ClipPlan):
         if config.crop == "multiscale":
             crop = crops.multiscale_crop(*sides, where[1:], self.frame_size)
         else:
-            crop = crops.random_resized_crop(*sides, where[1:], config.crop_min_area, self.frame_size)
+            crop = crops.random_resized_crop(
+                *sides, where[1:], config.crop_min_area, self.frame_size
+            )
         flip = config.flip and where[0] < 0.5
         frames = choose_frames(video, config, when)
         return PlanRow(position, sample, frames, crop, flip, *self._augmentation(position, attempt))
 
-    def _augmentation(self, position: int, attempt: int) -> tuple[tuple[AugmentOp, ...], EraseBox | None]:
+    def _augmentation(
+        self, position: int, attempt: int
+    ) -> tuple[tuple[AugmentOp, ...], EraseBox | None]:
         count, share = self._config.rand_augment, self._config.random_erasing
         if not count and not share:
             return (), None
@@ -155,12 +196,23 @@ class EvaluationPlan(ClipPlan):
     """
 
     def __init__(
-        self, dataset: ShardDataset, config: DataConfig, *, num_frames: int, image_size: int | Sequence[int],
-        batch_size: int, num_temporal: int = 1, num_spatial: int = 1, rank: int = 0, world_size: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        *,
+        num_frames: int,
+        image_size: int | Sequence[int],
+        batch_size: int,
+        num_temporal: int = 1,
+        num_spatial: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
         if batch_size % num_spatial:
-            raise InputError(f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views")
+            raise InputError(
+                f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views"
+            )
         self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
         self.batch_size, self.crops_per_decode = batch_size, num_spatial
         self.microbatches_per_step = 1
@@ -185,7 +237,9 @@ class EvaluationPlan(ClipPlan):
         last = self._num_temporal - (self._config.sampling == "strided")
         share = temporal / last if self._num_temporal > 1 else 0.5
         frames = choose_frames(video, self._config, [share] * self.num_frames)
-        crop = crops.view_crop(video.width, video.height, spatial, self.crops_per_decode, self.frame_size)
+        crop = crops.view_crop(
+            video.width, video.height, spatial, self.crops_per_decode, self.frame_size
+        )
         return PlanRow(position, sample, frames, crop, flip=False)
 
 
@@ -198,7 +252,9 @@ def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int)
     """
     groups, odd = divmod(clips, multiple)
     if odd:
-        raise InputError(f"global_batch is {clips}: give a multiple of {multiple}, as so many clips stay in one batch")
+        raise InputError(
+            f"global_batch is {clips}: give a multiple of {multiple}, as so many clips stay in one batch"
+        )
     if groups < world_size:
         raise InputError(
             f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {multiple} clips: start"
@@ -206,7 +262,9 @@ def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int)
         )
     rounds = ceil_div(groups, world_size * (most // multiple))
     size, larger = divmod(groups, world_size * rounds)
-    smaller = world_size * rounds - larger  # passes, which come first: an empty one is the first of its rank
+    smaller = (
+        world_size * rounds - larger
+    )  # passes, which come first: an empty one is the first of its rank
     starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]
     parts = [range(start * multiple, end * multiple) for start, end in pairwise(starts)]
     return [part for part in parts[rank::world_size] if part]
@@ -219,7 +277,11 @@ def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
     if config.frame_stride is None or not any(config.frame_stride % stride for stride in thinned):
         return
     fps = dataset.info.encode.get("fps")  # each video was thinned by a stride of its own
-    advice = f"set data.fps={fps:g}" if fps else f"give a multiple of {math.lcm(*thinned)}, or set data.fps"
+    advice = (
+        f"set data.fps={fps:g}"
+        if fps
+        else f"give a multiple of {math.lcm(*thinned)}, or set data.fps"
+    )
     raise InputError(
         f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
         f" {' or '.join(map(str, thinned))}: {advice} instead"
@@ -237,12 +299,16 @@ def choose_frames(video: Sample, config: DataConfig, shares: list[float]) -> tup
 def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:
     """Compute the stored frames, of `fps` a second and of every `stored_stride` of the source, from one frame of a clip
     to the next."""
-    return fps / config.fps if config.fps else (config.frame_stride or DEFAULT_STRIDE) / stored_stride
+    return (
+        fps / config.fps if config.fps else (config.frame_stride or DEFAULT_STRIDE) / stored_stride
+    )
 
 
 def largest_stride(frames: np.ndarray, num_frames: int) -> int:
     """Return the largest stride of a clip of `num_frames` that fits into nearly all videos of `frames`; at least 1."""
-    return max(1, int(np.quantile((frames - 1) // max(1, num_frames - 1), MAX_SHORT, method="lower")))
+    return max(
+        1, int(np.quantile((frames - 1) // max(1, num_frames - 1), MAX_SHORT, method="lower"))
+    )
 
 
 def strided_frames(available: int, wanted: int, step: float, share: float) -> tuple[int, ...]:
@@ -256,4 +322,7 @@ def strided_frames(available: int, wanted: int, step: float, share: float) -> tu
 
 def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
     """Choose one frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
-    return tuple(min(int((part + share) * available / len(shares)), available - 1) for part, share in enumerate(shares))
+    return tuple(
+        min(int((part + share) * available / len(shares)), available - 1)
+        for part, share in enumerate(shares)
+    )

@@ -24,16 +24,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from common.arithmetic import ceil_div
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.planning import rng
-from pipeline.planning.rng import Purpose
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import UNLABELED
+from adamae.common.arithmetic import ceil_div
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning import rng
+from adamae.pipeline.planning.rng import Purpose
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import UNLABELED
 
 MIX_BLOCK = 2**13  # places of a mix whose order is computed at once, in .5 ms
-NEARBY_ATTEMPTS = 8  # replacements from one window, which may be small, or all bad; then any video is tried
+NEARBY_ATTEMPTS = (
+    8  # replacements from one window, which may be small, or all bad; then any video is tried
+)
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
 
 Samples = range | Int[np.ndarray, " samples"]
@@ -45,7 +47,9 @@ Spans = Int[np.ndarray, "spans 2"]
 class SampleOrder:
     """Gives sample numbers of one or several datasets for draws, which are places of the endless stream."""
 
-    def __init__(self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int) -> None:
+    def __init__(
+        self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int
+    ) -> None:
         """Divide the shards; `step_size`: draws per step, `num_served`: canonical nodes that this process serves.
 
         Raises InputError if data.canonical_nodes does not fit the step or the dataset, or data.subset the dataset.
@@ -65,10 +69,16 @@ class SampleOrder:
                 f"data.canonical_nodes is {self._nodes}, but a dataset has only {sizes.min()} videos: choose fewer"
             )
         self._spans = [spans for _, spans in members]
-        for part, spans in enumerate(self._spans if self._nodes > 1 else ()):  # as nodes divide the shards
-            self._spans[part] = spans[rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans))]
+        for part, spans in enumerate(
+            self._spans if self._nodes > 1 else ()
+        ):  # as nodes divide the shards
+            self._spans[part] = spans[
+                rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans))
+            ]
         self._tables = dataset.parts
-        self._class_weights = _weigh_classes(dataset, config, self._samples) if config.class_balance else []
+        self._class_weights = (
+            _weigh_classes(dataset, config, self._samples) if config.class_balance else []
+        )
         weights = np.array(config.weights or sizes, dtype=np.float64)
         # Rounding up gives every dataset at least one place.
         self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
@@ -124,7 +134,9 @@ class SampleOrder:
         """Return the dataset at each place of a block of the mix, and the places that it has before in the block."""
         counts = self._places_before(block + 1) - self._places_before(block)
         parts = np.repeat(np.arange(len(counts)), counts)
-        parts = parts[rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, node, block), len(parts))]
+        parts = parts[
+            rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, node, block), len(parts))
+        ]
         earlier = np.empty_like(parts)
         for part, count in enumerate(counts.tolist()):
             earlier[parts == part] = np.arange(count)
@@ -146,7 +158,9 @@ class SampleOrder:
         cut[-1, 1] -= int(ends[last]) - end
         return cut[np.argsort(cut[:, 0])]
 
-    def _find_window(self, part: int, node: int, place: int) -> tuple[Int[np.ndarray, " samples"], int]:
+    def _find_window(
+        self, part: int, node: int, place: int
+    ) -> tuple[Int[np.ndarray, " samples"], int]:
         """Return the samples, in order, of the window that a place of a node's stream is in, and the place in it."""
         begin, end = self._share(part, node)
         epoch, place = divmod(place, end - begin)
@@ -163,14 +177,25 @@ class SampleOrder:
         order = rng.permutation(self._seed, Purpose.SHARD_ORDER, (epoch, part, node), len(counts))
         return order, np.cumsum(counts[order])
 
-    def _shuffle_window(self, part: int, node: int, epoch: int, number: int) -> Int[np.ndarray, " samples"]:
+    def _shuffle_window(
+        self, part: int, node: int, epoch: int, number: int
+    ) -> Int[np.ndarray, " samples"]:
         spans, (order, _) = self._node_spans(part, node), self._epoch(part, node, epoch)
-        pieces = spans[np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])].tolist()
+        pieces = spans[
+            np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
+        ].tolist()
         samples = np.concatenate([np.arange(first, first + count) for first, count in pieces])
         place = epoch, part, 0
-        words = [rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, count, first) for first, count in pieces]
+        words = [
+            rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, count, first)
+            for first, count in pieces
+        ]
         samples = samples[np.argsort(np.concatenate(words), kind="stable")]
-        return self._balance(part, samples, (epoch, part, pieces[0][0])) if self._class_weights else samples
+        return (
+            self._balance(part, samples, (epoch, part, pieces[0][0]))
+            if self._class_weights
+            else samples
+        )
 
     def _balance(
         self, part: int, samples: Int[np.ndarray, " samples"], place: tuple[int, int, int]
@@ -187,7 +212,9 @@ class SampleOrder:
         ]
         words = rng.random_words(self._seed, Purpose.CLASS_BALANCE, place, len(samples) + 1)
         ends = np.cumsum(weights)
-        ends = np.minimum(ends / ends[-1] * len(samples) + (words[-1] >> np.uint64(11)) / 2**53, len(samples))
+        ends = np.minimum(
+            ends / ends[-1] * len(samples) + (words[-1] >> np.uint64(11)) / 2**53, len(samples)
+        )
         counts = np.diff(np.floor(ends).astype(np.int64), prepend=0)
         return np.repeat(samples, counts)[np.argsort(words[:-1], kind="stable")]
 
@@ -196,7 +223,9 @@ def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[S
     """List the samples of each dataset of the mix that take part, and their shards."""
     if config.subset is not None:
         if len(dataset.parts) > 1:
-            raise InputError("data.subset does not go with a mix of datasets: give one folder in data.shards")
+            raise InputError(
+                "data.subset does not go with a mix of datasets: give one folder in data.shards"
+            )
         samples = choose_subset(dataset, config)
         return [(samples, _list_spans(np.unique(dataset.shard_of(samples), return_counts=True)[1]))]
     ends = np.cumsum([part.counts.sum() for part in dataset.parts]).tolist()
@@ -211,7 +240,9 @@ def _list_spans(counts: Int[np.ndarray, " shards"]) -> Spans:
     return np.column_stack((np.cumsum(counts) - counts, counts))
 
 
-def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]) -> list[dict[int, float]]:
+def _weigh_classes(
+    dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]
+) -> list[dict[int, float]]:
     """Compute the weight of each class's samples in each dataset of the mix; unlabeled ones get the lowest. Raises
     InputError if there are no classes."""
     if not dataset.info.classes:
@@ -220,9 +251,13 @@ def _weigh_classes(dataset: ShardDataset, config: DataConfig, members: Sequence[
         )
     found = []
     for tables, samples in zip(dataset.parts, members, strict=True):
-        histogram = tables.info.report.get("class_histogram")  # of all samples; in a subset they are counted
+        histogram = tables.info.report.get(
+            "class_histogram"
+        )  # of all samples; in a subset they are counted
         if histogram and isinstance(samples, range):
-            counts = {label: histogram.get(name, 0) for label, name in enumerate(dataset.info.classes)}
+            counts = {
+                label: histogram.get(name, 0) for label, name in enumerate(dataset.info.classes)
+            }
         else:
             rows = np.arange(len(tables)) if isinstance(samples, range) else samples
             counts = Counter(chain.from_iterable(tables.read_labels(rows)))
@@ -238,8 +273,12 @@ def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
     if count is None:
         return range(len(dataset.samples))
     if count > len(dataset.samples):
-        raise InputError(f"data.subset is {count}, but {dataset.folder} holds only {len(dataset.samples)} videos")
+        raise InputError(
+            f"data.subset is {count}, but {dataset.folder} holds only {len(dataset.samples)} videos"
+        )
     hashes = dataset.column("sha256").view(">u8").reshape(-1, 4)
     # Those with the smallest hashes; seen from another seed's number, others are.
-    hashes = np.column_stack((hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:]))
+    hashes = np.column_stack(
+        (hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:])
+    )
     return np.sort(np.lexsort(hashes.T[::-1])[:count])

@@ -21,11 +21,11 @@ from typing import BinaryIO
 
 from filelock import Timeout
 
-from common.atomic_io import hash_file, sync
-from common.errors import InputError
-from common.locks import exclusive_lock, shared_lock
-from common.logging import log
-from pipeline.reading.storage import ObjectStore
+from adamae.common.atomic_io import hash_file, sync
+from adamae.common.errors import InputError
+from adamae.common.locks import exclusive_lock, shared_lock
+from adamae.common.logging import log
+from adamae.pipeline.reading.storage import ObjectStore
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -59,7 +59,9 @@ def user_cache_dir() -> Path:
 class ShardCache:
     """Safe to use from many threads and processes."""
 
-    def __init__(self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0
+    ) -> None:
         """timeout: see ObjectStore; max_gib=0: no shard is kept. Nothing is made before something remote is read."""
         self._given, self._max_bytes = folder, int(max_gib * 2**30)
         self._lock = threading.Lock()
@@ -88,7 +90,11 @@ class ShardCache:
         """Name the local copy of a file with this hash."""
         parent, name = url.rsplit("/", 1)
         stem, dot, suffix = name.rpartition(".")
-        return self._folder / hashlib.sha256(parent.encode()).hexdigest()[:16] / f"{stem}-{sha256[:16]}{dot}{suffix}"
+        return (
+            self._folder
+            / hashlib.sha256(parent.encode()).hexdigest()[:16]
+            / f"{stem}-{sha256[:16]}{dot}{suffix}"
+        )
 
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
         """Download a file that takes no room of data.cache_gib, once."""
@@ -122,7 +128,10 @@ class ShardCache:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
                 if not self._is_full:
-                    log(f"cache {self._folder} is full ({error.strerror}): shards are read in the store", sys.stderr)
+                    log(
+                        f"cache {self._folder} is full ({error.strerror}): shards are read in the store",
+                        sys.stderr,
+                    )
                 self._is_full = True
                 return None
 
@@ -139,7 +148,9 @@ class ShardCache:
             sizes: dict[Path, int] = {}  # an unfinished download takes the room of the whole file
             for copy in [*self._folder.glob("*/*.tar"), *self._folder.glob("*/.*.partial")]:
                 with suppress(FileNotFoundError):
-                    sizes[copy] = copy.stat().st_size if copy.suffix == ".tar" else int(copy.suffixes[-2][1:])
+                    sizes[copy] = (
+                        copy.stat().st_size if copy.suffix == ".tar" else int(copy.suffixes[-2][1:])
+                    )
             room = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
                 if room < 0 and not _is_in_use(copy.parent):

@@ -11,14 +11,27 @@ from typing import TypeVar
 import fsspec
 from pebble.concurrent import thread
 
-from common.atomic_io import atomic_write
-from common.errors import InputError
+from adamae.common.atomic_io import atomic_write
+from adamae.common.errors import InputError
 
 TRIES = 4  # of one request
 PAUSE_S = 1.0  # before the second one; it doubles
-BLOCK = 2**23  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
-FILE_SYSTEMS = ("file://", "local://", "sftp://", "ssh://")  # where files are visible while they are written
-FINAL = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError)  # no repetition helps
+BLOCK = (
+    2**23
+)  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
+FILE_SYSTEMS = (
+    "file://",
+    "local://",
+    "sftp://",
+    "ssh://",
+)  # where files are visible while they are written
+FINAL = (
+    PermissionError,
+    FileNotFoundError,
+    ImportError,
+    ValueError,
+    TypeError,
+)  # no repetition helps
 T = TypeVar("T")
 
 
@@ -35,7 +48,9 @@ class ObjectStore:
         self.url, self._timeout = url.rstrip("/"), timeout
         # Only file systems have folders that must be made.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
-        self._fs, self._root = self._retry("opened", lambda: fsspec.core.url_to_fs(self.url, **options))
+        self._fs, self._root = self._retry(
+            "opened", lambda: fsspec.core.url_to_fs(self.url, **options)
+        )
 
     def sizes(self, under: str = "") -> dict[str, int]:
         """List the bytes of all files by their names, relative to the URL."""
@@ -61,7 +76,9 @@ class ObjectStore:
             request = partial(self._fs.cat_file, f"{self._root}/{name}", start=first, end=last)
             found = call_with_timeout(request, self._timeout)
             if len(found) != last - first:
-                raise OSError(f"{len(found)} bytes came instead of {last - first} from byte {first}")
+                raise OSError(
+                    f"{len(found)} bytes came instead of {last - first} from byte {first}"
+                )
             return bytes(found)
 
         blocks = [(first, min(first + BLOCK, end)) for first in range(start, end, BLOCK)]
@@ -118,7 +135,9 @@ class ObjectStore:
         raise AssertionError
 
 
-def call_with_timeout(call: Callable[[], T], timeout: float, option: str = "data.download_timeout_s") -> T:
+def call_with_timeout(
+    call: Callable[[], T], timeout: float, option: str = "data.download_timeout_s"
+) -> T:
     """Call in a thread; raise TimeoutError after `timeout` seconds, which `option` has set.
 
     Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.

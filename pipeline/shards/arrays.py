@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy.lib import format as npy
 
-from common.errors import InputError
-from pipeline.video_error import VideoError
+from adamae.common.errors import InputError
+from adamae.pipeline.video_error import VideoError
 
 CONTAINER = "npy"
 MAGIC = b"\x93NUMPY"
@@ -59,10 +59,14 @@ def read_shape(data: Buffer) -> Shape:
         raise VideoError("it has no header of a NumPy array that can be read") from error
     if dtype != np.uint8 or len(shape) != 4 or by_column:
         order = ", its first axis the fastest" if by_column else ""
-        raise VideoError(f"it is {dtype} of shape {shape}{order}: videos are uint8 of frames, height, width, channels")
+        raise VideoError(
+            f"it is {dtype} of shape {shape}{order}: videos are uint8 of frames, height, width, channels"
+        )
     found = Shape(file.tell(), *shape)
     if min(shape) < 1 or found.channels > MOST_CHANNELS or found.frame_bytes > MOST_FRAME_BYTES:
-        raise VideoError(f"its shape is {shape}: give at least a frame and a pixel, and 1 to {MOST_CHANNELS} channels")
+        raise VideoError(
+            f"its shape is {shape}: give at least a frame and a pixel, and 1 to {MOST_CHANNELS} channels"
+        )
     return found
 
 
@@ -76,11 +80,15 @@ def map_frames(source: Source, num_frames: int | None = None) -> UInt8[np.ndarra
     count = shape.num_frames if num_frames is None else num_frames
     if len(data) != shape.start + count * shape.frame_bytes:
         found = (len(data) - shape.start) / shape.frame_bytes
-        raise VideoError(f"the file is cut off or damaged: it holds {found:.5g} of its {count} frames")
+        raise VideoError(
+            f"the file is cut off or damaged: it holds {found:.5g} of its {count} frames"
+        )
     return np.frombuffer(data, np.uint8, offset=shape.start).reshape(count, *shape[2:])
 
 
-def read_array(source: Source, numbers: Sequence[int], num_frames: int | None = None) -> UInt8[np.ndarray, "T H W C"]:
+def read_array(
+    source: Source, numbers: Sequence[int], num_frames: int | None = None
+) -> UInt8[np.ndarray, "T H W C"]:
     """The frames with these numbers, in the order given. Raises VideoError if there are none such."""
     frames = map_frames(source, num_frames)
     if max(numbers) >= len(frames):

@@ -14,17 +14,19 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.reading.cache import ShardCache
-from pipeline.reading.storage import is_remote
-from pipeline.shards.arrays import count_channels
-from pipeline.shards.format import DatasetInfo, LazySequence, Sample, SizeRange
-from pipeline.shards.gops import VideoSlice
-from pipeline.shards.index import Tables
-from pipeline.video_error import VideoError
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.reading.cache import ShardCache
+from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.shards.arrays import count_channels
+from adamae.pipeline.shards.format import DatasetInfo, LazySequence, Sample, SizeRange
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.shards.index import Tables
+from adamae.pipeline.video_error import VideoError
 
-RECENT_SAMPLES = 4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
+RECENT_SAMPLES = (
+    4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
+)
 LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in random order
 T = TypeVar("T")
 
@@ -32,18 +34,28 @@ T = TypeVar("T")
 class ShardDataset:
     """Samples of all shards in tar order; safe to use from many threads."""
 
-    def __init__(self, parts: Sequence[Tables], cache: ShardCache | None = None, opened: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, parts: Sequence[Tables], cache: ShardCache | None = None, opened: tuple[Any, ...] = ()
+    ) -> None:
         """parts: the datasets of the mix; cache: where what lies in an object store is kept; opened: see `open`."""
         self.parts, self.cache, self._opened = parts, cache or ShardCache(), opened
         self.folder = parts[0].folder  # or URL of the first dataset, for messages
-        self.is_remote = any(is_remote(part.folder) for part in parts)  # whether shards lie in an object store
-        self.info = _merge_infos([part.info for part in parts])  # of all together; shards carry their own names
+        self.is_remote = any(
+            is_remote(part.folder) for part in parts
+        )  # whether shards lie in an object store
+        self.info = _merge_infos(
+            [part.info for part in parts]
+        )  # of all together; shards carry their own names
         ids = {name: number for number, name in enumerate(self.info.classes)}
         for part in parts if len(parts) > 1 else ():
             part.label_ids = [ids[name] for name in part.info.classes]
-        self.samples = _concatenate([LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts])
+        self.samples = _concatenate(
+            [LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]
+        )
         self.gops = _concatenate([LazySequence(len(part), part.gops) for part in parts])
-        self.shards = _concatenate([LazySequence(len(part.counts), part.locate_shard) for part in parts])
+        self.shards = _concatenate(
+            [LazySequence(len(part.counts), part.locate_shard) for part in parts]
+        )
         self._ends_of_shards = np.cumsum(np.concatenate([part.counts for part in parts]))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -52,7 +64,9 @@ class ShardDataset:
 
     @classmethod
     def open(
-        cls, shards: DataConfig | str | Path | Sequence[str | Path], config: DataConfig | None = None
+        cls,
+        shards: DataConfig | str | Path | Sequence[str | Path],
+        config: DataConfig | None = None,
     ) -> "ShardDataset":
         """Open the tables (not the videos) of what data.shards names, or of other dataset folders or URLs.
 
@@ -62,11 +76,19 @@ class ShardDataset:
         if isinstance(shards, DataConfig):
             config, shards = shards, shards.shards
         config = config or DataConfig()
-        max_gib = config.cache_gib if config.subset is None else 0.0  # few videos a shard: whole ones cost more
-        cache = ShardCache(Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s)
-        folders = [str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)]
+        max_gib = (
+            config.cache_gib if config.subset is None else 0.0
+        )  # few videos a shard: whole ones cost more
+        cache = ShardCache(
+            Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s
+        )
+        folders = [
+            str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)
+        ]
         if not folders or not all(folders):
-            raise InputError("data.shards names no folder: give what shard_tools/make_shards.py has written")
+            raise InputError(
+                "data.shards names no folder: give what shard_tools/make_shards.py has written"
+            )
         return cls([Tables.open(folder, cache) for folder in folders], cache, (shards, config))
 
     @property
@@ -76,7 +98,13 @@ class ShardDataset:
         Datasets of the same digest give the same clips. Opening has compared the tables with their hashes.
         """
         described = [
-            [info.classes, *(info.tables[name].sha256 for name in ("shards", "samples", *["names"] * info.multi_label))]
+            [
+                info.classes,
+                *(
+                    info.tables[name].sha256
+                    for name in ("shards", "samples", *["names"] * info.multi_label)
+                ),
+            ]
             for info in (part.info for part in self.parts)
         ]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -106,10 +134,14 @@ class ShardDataset:
     def require_fields(self, names: Sequence[str]) -> None:
         """Raise InputError if none of the first samples has one of these fields."""
         for name in names:
-            first = [self.samples[sample].fields for sample in range(min(LOOKED_AT, len(self.samples)))]
+            first = [
+                self.samples[sample].fields for sample in range(min(LOOKED_AT, len(self.samples)))
+            ]
             if not any(name in fields for fields in first):
                 there = ", ".join(sorted(set().union(*first))) or "none"
-                raise InputError(f"no video of {self.folder} has the field {name} of data.fields: they have {there}")
+                raise InputError(
+                    f"no video of {self.folder} has the field {name} of data.fields: they have {there}"
+                )
 
     def describe_location(self, sample: int) -> str:
         """Return where a sample is, for messages: shard:offset:key."""
@@ -129,14 +161,22 @@ class ShardDataset:
         video, shard = self.samples[sample], int(self.shard_of(sample))
         if video.problem:
             raise VideoError(video.problem)
-        url, file, gops = self.shards[shard], self.find_shard(shard), self.gops[sample] if frames else None
-        slice_video = partial(gops.slice_video if gops else partial(_read_whole, video), tuple(frames))
+        url, file, gops = (
+            self.shards[shard],
+            self.find_shard(shard),
+            self.gops[sample] if frames else None,
+        )
+        slice_video = partial(
+            gops.slice_video if gops else partial(_read_whole, video), tuple(frames)
+        )
         if is_remote(url):
             self.cache.count(**{"cache_hits" if file else "streamed_clips": 1})
         if file:
             try:
                 with open(file, "rb", buffering=0) as opened:
-                    return slice_video(lambda offset, size: os.pread(opened.fileno(), size, video.offset + offset))
+                    return slice_video(
+                        lambda offset, size: os.pread(opened.fileno(), size, video.offset + offset)
+                    )
             except FileNotFoundError as error:  # or another process has evicted it
                 if not is_remote(url):
                     advice = "run `python shard_tools/check_shards.py` on its folder"
@@ -146,7 +186,11 @@ class ShardDataset:
                     raise
                 file.unlink(missing_ok=True)
         store, name = self.cache.store(url)
-        return slice_video(lambda offset, size: store.read_range(name, start := video.offset + offset, start + size))
+        return slice_video(
+            lambda offset, size: store.read_range(
+                name, start := video.offset + offset, start + size
+            )
+        )
 
     def find_shard(self, shard: int) -> Path | None:
         """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
@@ -154,7 +198,9 @@ class ShardDataset:
         return self.cache.fetch(url, info.sha256, info.num_bytes) if is_remote(url) else Path(url)
 
 
-def _read_whole(video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]) -> VideoSlice:
+def _read_whole(
+    video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]
+) -> VideoSlice:
     """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
     to something."""
     data = read(0, video.size)

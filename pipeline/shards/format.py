@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from common.atomic_io import hash_file
-from common.errors import InputError
-from pipeline.shards.gops import GOP
+from adamae.common.atomic_io import hash_file
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.gops import GOP
 
 SCHEMA_VERSION = 5
 DATASET_FILE = "dataset.json"
@@ -43,7 +43,10 @@ SHARD = np.dtype(
 )
 SAMPLE = np.dtype(
     [
-        ("label", "<i4"),  # index into DatasetInfo.classes; -1: unlabeled; -2: none or several, which names list
+        (
+            "label",
+            "<i4",
+        ),  # index into DatasetInfo.classes; -1: unlabeled; -2: none or several, which names list
         ("offset", "<u8"),  # of the video in the tar
         ("size", "<u8"),  # bytes of the video
         ("first_gop", "<u8"),  # row in the GOP table
@@ -60,7 +63,10 @@ SAMPLE = np.dtype(
     ]
 )
 TABLES = {"shards": SHARD, "samples": SAMPLE, "gops": GOP, "names": None}  # None: lines
-HASHED_TABLES, HASHED_BYTES = ("samples", "names"), 2**28  # so large a table is hashed when it is opened, in .2 s
+HASHED_TABLES, HASHED_BYTES = (
+    ("samples", "names"),
+    2**28,
+)  # so large a table is hashed when it is opened, in .2 s
 REWRITE = "write them again with `python shard_tools/check_shards.py {} --rewrite-tables`"
 
 UNLABELED, MULTI_LABEL = -1, -2  # in the column `label`
@@ -98,7 +104,9 @@ class Sample:
     gops: str = ""  # base64 of its rows of the GOP table; empty: it can only be read whole
     segment: str = ""  # what of the source was asked for: t=1.5,4 in seconds, or frames=10,50; empty: all of it
     start: Seconds = 0.0  # of its first frame in the source
-    fields: dict[str, Any] = field(default_factory=dict)  # what else the input says of it: captions, …
+    fields: dict[str, Any] = field(
+        default_factory=dict
+    )  # what else the input says of it: captions, …
     problem: str = ""  # why it cannot be used, as its row is broken; the rest is then harmless
 
     @property
@@ -133,15 +141,20 @@ class SizeRange:
     max_height: Side
 
     def contain(self, width: int, height: int) -> bool:
-        return self.min_width <= width <= self.max_width and self.min_height <= height <= self.max_height
+        return (
+            self.min_width <= width <= self.max_width
+            and self.min_height <= height <= self.max_height
+        )
 
     def merge(self, other: "SizeRange") -> "SizeRange":
         """Combine those of two sets of videos."""
         return SizeRange(
             self.num_samples + other.num_samples,
-            min(self.min_width, other.min_width), max(self.max_width, other.max_width),
-            min(self.min_height, other.min_height), max(self.max_height, other.max_height),
-        )  # fmt: skip
+            min(self.min_width, other.min_width),
+            max(self.max_width, other.max_width),
+            min(self.min_height, other.min_height),
+            max(self.max_height, other.max_height),
+        )
 
 
 @dataclass(frozen=True)
@@ -222,7 +235,9 @@ def read_dataset_info(folder: Path) -> DatasetInfo:
     if not has_dataset_json(folder):
         raise InputError(f"no {DATASET_FILE} in {folder}: {_advise(folder)}")
     if not path.is_file():
-        raise InputError(f"{path} is no file, or a link that leads to none: put the dataset's description there again")
+        raise InputError(
+            f"{path} is no file, or a link that leads to none: put the dataset's description there again"
+        )
     return parse_dataset_info(path.read_bytes(), str(path), lambda table: folder / table.file)
 
 
@@ -259,10 +274,14 @@ def parse_dataset_info(data: bytes, path: str, locate: Locate) -> DatasetInfo:
         if info.num_samples and not (info.codecs and info.containers and info.frame_strides):
             raise ValueError("it names no codecs, containers or frame_strides")
         rows = open_table("shards", info, locate)  # which are asked for with every clip
-        return replace(info, shards=LazySequence(len(rows), lru_cache(4096)(partial(_read_shard, rows))))
+        return replace(
+            info, shards=LazySequence(len(rows), lru_cache(4096)(partial(_read_shard, rows)))
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise InputError(f"{path} is not a dataset description ({reason}): make the shards again") from error
+        raise InputError(
+            f"{path} is not a dataset description ({reason}): make the shards again"
+        ) from error
 
 
 def _read_shard(rows: np.ndarray, number: int) -> ShardInfo:
@@ -271,7 +290,9 @@ def _read_shard(rows: np.ndarray, number: int) -> ShardInfo:
     try:
         return msgspec.convert(dict(zip(ShardInfo.__match_args__, values, strict=True)), ShardInfo)
     except ValueError as error:
-        raise InputError(f"row {number} of the table of shards is damaged ({error}): put the table back") from error
+        raise InputError(
+            f"row {number} of the table of shards is damaged ({error}): put the table back"
+        ) from error
 
 
 def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
@@ -289,11 +310,19 @@ def open_table(name: str, info: DatasetInfo, locate: Locate) -> np.ndarray:
         if TABLES[name] is None:
             return np.asarray(np.memmap(path, np.uint8, "r"))
         rows = np.load(path, mmap_mode="r" if table.num_rows else None, allow_pickle=False)
-        if not isinstance(rows, np.ndarray) or rows.dtype != TABLES[name] or rows.shape != (table.num_rows,):
+        if (
+            not isinstance(rows, np.ndarray)
+            or rows.dtype != TABLES[name]
+            or rows.shape != (table.num_rows,)
+        ):
             raise ValueError("it is not the table that the description promises")
     except Exception as error:  # NumPy's parser of damaged headers raises a dozen kinds
         reason = getattr(error, "strerror", None) or error
-        advice = "put it back, or make the shards again" if name == "shards" else REWRITE.format(path.parent)
+        advice = (
+            "put it back, or make the shards again"
+            if name == "shards"
+            else REWRITE.format(path.parent)
+        )
         raise InputError(f"{path} cannot be used ({reason}): {advice}") from error
     return np.asarray(rows)  # a view: np.memmap makes an object of every row
 

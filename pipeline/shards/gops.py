@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from pipeline.shards.arrays import Buffer
-from pipeline.video_error import VideoError
+from adamae.pipeline.shards.arrays import Buffer
+from adamae.pipeline.video_error import VideoError
 
 GOP = np.dtype(
     [
@@ -52,11 +52,16 @@ class GopIndex:
         """
         offsets, firsts = self._find_starts()
         if not 0 <= min(wanted) <= max(wanted) < self.num_frames:
-            raise VideoError(f"frames {min(wanted)} to {max(wanted)} are wanted of {self.num_frames}")
-        group_of = np.searchsorted(firsts[1:-1], wanted, side="right")  # 0: the bytes before the first one
+            raise VideoError(
+                f"frames {min(wanted)} to {max(wanted)} are wanted of {self.num_frames}"
+            )
+        group_of = np.searchsorted(
+            firsts[1:-1], wanted, side="right"
+        )  # 0: the bytes before the first one
         chosen = np.array(sorted({0, *group_of.tolist()}))  # so few: np.unique takes .4 ms
         data = b"".join(
-            self._read(run, offsets, read) for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
+            self._read(run, offsets, read)
+            for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
         )
         frames = np.diff(firsts)[chosen]
         before = np.cumsum(frames) - frames  # frames of the chosen groups before each
@@ -72,17 +77,26 @@ class GopIndex:
             raise VideoError("its rows of the group table are broken")
         return offsets, firsts
 
-    def _read(self, run: np.ndarray, offsets: np.ndarray, read: Callable[[int, int], bytes]) -> bytes:
+    def _read(
+        self, run: np.ndarray, offsets: np.ndarray, read: Callable[[int, int], bytes]
+    ) -> bytes:
         """Read and check groups that follow each other."""
         start, end = int(offsets[run[0]]), int(offsets[run[-1] + 1])
         data = read(start, end - start)
         if len(data) < end - start:
-            raise VideoError(f"the shard ends after {len(data)} of {end - start} bytes of the video's groups")
+            raise VideoError(
+                f"the shard ends after {len(data)} of {end - start} bytes of the video's groups"
+            )
         view = memoryview(data)
         for number in run.tolist():
             group = view[offsets[number] - start : offsets[number + 1] - start]
-            if checksum(int(self.rows["first_frame"][number]), group) != self.rows["checksum"][number]:
-                raise VideoError(f"group {number} has changed since the shard was made (its checksum differs)")
+            if (
+                checksum(int(self.rows["first_frame"][number]), group)
+                != self.rows["checksum"][number]
+            ):
+                raise VideoError(
+                    f"group {number} has changed since the shard was made (its checksum differs)"
+                )
         return data
 
 

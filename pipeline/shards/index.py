@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from common.errors import InputError
-from pipeline.reading.cache import ShardCache
-from pipeline.reading.storage import is_remote
-from pipeline.shards.format import (
+from adamae.common.errors import InputError
+from adamae.pipeline.reading.cache import ShardCache
+from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.shards.format import (
     DATASET_FILE,
     MULTI_LABEL,
     REWRITE,
@@ -30,10 +30,18 @@ from pipeline.shards.format import (
     parse_line,
     read_dataset_info,
 )
-from pipeline.shards.gops import GopIndex
+from adamae.pipeline.shards.gops import GopIndex
 
 MAX_NAME = 2**21  # bytes of a line in the table of names
-ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")  # of a Sample in its row
+ROW_FIELDS = (
+    "num_frames",
+    "fps",
+    "frame_stride",
+    "width",
+    "height",
+    "offset",
+    "size",
+)  # of a Sample in its row
 
 
 class NameLine(NamedTuple):
@@ -51,11 +59,21 @@ class Tables:
     """The samples of one dataset, by number."""
 
     def __init__(
-        self, folder: str, info: DatasetInfo, counts: Int[np.ndarray, " shards"],
-        samples: Shaped[np.ndarray, " samples"], locate: Locate,
-    ) -> None:  # fmt: skip
+        self,
+        folder: str,
+        info: DatasetInfo,
+        counts: Int[np.ndarray, " shards"],
+        samples: Shaped[np.ndarray, " samples"],
+        locate: Locate,
+    ) -> None:
         """samples: rows of SAMPLE; counts: of them in each shard; GOPs and names are opened when they are needed."""
-        self.folder, self.info, self.counts, self.rows, self._locate = folder, info, counts, samples, locate
+        self.folder, self.info, self.counts, self.rows, self._locate = (
+            folder,
+            info,
+            counts,
+            samples,
+            locate,
+        )
         self._ends_of_shards = np.cumsum(counts)
         self.label_ids = list(range(len(info.classes)))  # of the mix, by labels of this dataset
         self._codecs, self._size_ranges = list(info.codecs), list(info.codecs.values())
@@ -69,7 +87,11 @@ class Tables:
 
         def locate(table: TableInfo) -> Path:
             url = f"{folder.rstrip('/')}/{table.file}"
-            return cache.fetch_table(url, table.sha256, table.num_bytes) if is_remote(folder) else Path(url)
+            return (
+                cache.fetch_table(url, table.sha256, table.num_bytes)
+                if is_remote(folder)
+                else Path(url)
+            )
 
         if is_remote(folder):
             url = f"{folder.rstrip('/')}/{DATASET_FILE}"
@@ -82,8 +104,14 @@ class Tables:
         if not info.num_samples:
             raise InputError(f"{folder} holds no video: see its rejected.jsonl")
         shards, samples = (open_table(name, info, locate) for name in ("shards", "samples"))
-        first, counts = shards["first_sample"].astype(np.int64), shards["num_samples"].astype(np.int64)
-        if not (np.array_equal(first, np.cumsum(counts) - counts) and counts.sum() == len(samples) == info.num_samples):
+        first, counts = (
+            shards["first_sample"].astype(np.int64),
+            shards["num_samples"].astype(np.int64),
+        )
+        if not (
+            np.array_equal(first, np.cumsum(counts) - counts)
+            and counts.sum() == len(samples) == info.num_samples
+        ):
             raise InputError(
                 f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
                 f" {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
@@ -105,12 +133,18 @@ class Tables:
             names = parse_line(line, NameLine)
             problem = self._find_problem(number, row, names.labels)
         except (ValueError, RecursionError):
-            names = NameLine(f"sample-{number}", f"sample {number}, whose name cannot be read", None, "", 0.0, {})
+            names = NameLine(
+                f"sample-{number}", f"sample {number}, whose name cannot be read", None, "", 0.0, {}
+            )
             problem = "its line of the table of names cannot be read"
         if problem:
             stride = (self.info.frame_strides or [1])[0]
-            return Sample(names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem)
-        labels = None if names.labels is None else tuple(self.label_ids[label] for label in names.labels)
+            return Sample(
+                names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem
+            )
+        labels = (
+            None if names.labels is None else tuple(self.label_ids[label] for label in names.labels)
+        )
         return Sample(
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
@@ -131,35 +165,56 @@ class Tables:
                 classes.append(())
         return classes
 
-    def column(self, name: str, rows: slice | Int[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
+    def column(
+        self, name: str, rows: slice | Int[np.ndarray, " rows"]
+    ) -> Shaped[np.ndarray, " rows"]:
         """Copy a column of some rows, with labels of the mix."""
         column = self.rows[name][rows]
         if name != "label":
             return column
-        known = (column >= 0) & (column < len(self.label_ids))  # broken rows are for `sample` to report
+        known = (column >= 0) & (
+            column < len(self.label_ids)
+        )  # broken rows are for `sample` to report
         labels = np.array([*self.label_ids, UNLABELED], column.dtype)[np.where(known, column, -1)]
         return np.where(column == MULTI_LABEL, MULTI_LABEL, labels)
 
     def gops(self, number: int) -> GopIndex | None:
         """Look up the groups of pictures of a sample; None if it can only be read whole."""
-        first, count, size, num_frames = self.rows[["first_gop", "num_gops", "size", "num_frames"]][number].item()
+        first, count, size, num_frames = self.rows[["first_gop", "num_gops", "size", "num_frames"]][
+            number
+        ].item()
         return GopIndex(self._gops[first : first + count], size, num_frames) if count else None
 
-    def _find_problem(self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None) -> str:
+    def _find_problem(
+        self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None
+    ) -> str:
         """Say why a row cannot be used; empty if it can."""
         info, num_classes = self.info, len(self.info.classes)
-        shard_bytes = info.shards[int(np.searchsorted(self._ends_of_shards, number, side="right"))].num_bytes
+        shard_bytes = info.shards[
+            int(np.searchsorted(self._ends_of_shards, number, side="right"))
+        ].num_bytes
         if row["codec"] >= len(self._codecs) or row["container"] >= len(info.containers):
             return "its row has a codec or a container that the dataset does not have"
         end, sizes = row["offset"] + row["size"], self._size_ranges[row["codec"]]
-        are_labels = row["label"] == summarize_labels(labels) and all(0 <= x < num_classes for x in labels or ())
+        are_labels = row["label"] == summarize_labels(labels) and all(
+            0 <= x < num_classes for x in labels or ()
+        )
         checks = [
-            (row["offset"] < end <= shard_bytes, f"the bytes {row['offset']} to {end} of {shard_bytes} in the shard"),
-            (1 <= row["num_frames"] <= row["size"], f"{row['num_frames']} frames in {row['size']} bytes"),
+            (
+                row["offset"] < end <= shard_bytes,
+                f"the bytes {row['offset']} to {end} of {shard_bytes} in the shard",
+            ),
+            (
+                1 <= row["num_frames"] <= row["size"],
+                f"{row['num_frames']} frames in {row['size']} bytes",
+            ),
             (0 < row["fps"] < 1e6, f"{row['fps']} frames per second"),  # NaN is not either
             (sizes.contain(row["width"], row["height"]), f"{row['width']}x{row['height']} pixels"),
             (row["frame_stride"] in info.frame_strides, f"a frame stride of {row['frame_stride']}"),
-            (are_labels, f"label {row['label']}, its line of names {labels}, and there are {num_classes} classes"),
+            (
+                are_labels,
+                f"label {row['label']}, its line of names {labels}, and there are {num_classes} classes",
+            ),
         ]
         return next((f"its row has {what}" for is_right, what in checks if not is_right), "")
 

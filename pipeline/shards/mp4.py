@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.shards.arrays import Buffer
+from adamae.pipeline.shards.arrays import Buffer
 
 # From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
 NOT_A_KEY_FRAME = 0x10000
@@ -63,7 +63,11 @@ def read_fragments(data: Buffer) -> Iterator[Fragment]:
     for moof, mdat in zip(moofs, mdats, strict=True):
         if moof.kind != b"moof" or mdat.kind != b"mdat":
             raise ValueError("not only fragments")
-        (track,) = [box for box in read_boxes(data, moof.start + HEADER_BYTES, moof.end) if box.kind == b"traf"]
+        (track,) = [
+            box
+            for box in read_boxes(data, moof.start + HEADER_BYTES, moof.end)
+            if box.kind == b"traf"
+        ]
         yield _read_track(data, moof, track, mdat.end)
 
 
@@ -82,10 +86,14 @@ def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
     if not 0 < num_frames <= mdat_end - first_byte:
         raise ValueError("a fragment without frames, or with fewer bytes than frames")
     columns = [bit for bit in OF_EACH_FRAME if run_bits & bit]
-    table = np.frombuffer(data, ">u4", num_frames * len(columns), table_start).reshape(num_frames, len(columns))
+    table = np.frombuffer(data, ">u4", num_frames * len(columns), table_start).reshape(
+        num_frames, len(columns)
+    )
     frames = dict(zip(columns, table.T.tolist(), strict=True))
 
-    first_flags = frames[FLAGS][0] if FLAGS in frames else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    first_flags = (
+        frames[FLAGS][0] if FLAGS in frames else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    )
     if fields.get(FIRST_FLAGS, first_flags) & NOT_A_KEY_FRAME:
         raise ValueError("a fragment does not begin with a key frame")
 
@@ -98,7 +106,9 @@ def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
     return Fragment(moof.start, num_frames, packets, sum(durations), times[0] if times else None)
 
 
-def _read_fields(data: Buffer, start: int, bits: int, layout: dict[int, str]) -> tuple[dict[int, int], int]:
+def _read_fields(
+    data: Buffer, start: int, bits: int, layout: dict[int, str]
+) -> tuple[dict[int, int], int]:
     """Return those fields of `layout` that `bits` announce, by their bits, and the offset behind them."""
     fields = [bit for bit in layout if bits & bit]
     types = [layout[bit] for bit in fields]

@@ -12,8 +12,8 @@ import av
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from pipeline.decoding.containers import main_stream, open_stream, open_video
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.containers import main_stream, open_stream, open_video
+from adamae.pipeline.video_error import VideoError
 
 # A picture of a folder, as datasets of frames come: 00001.jpg, img_00001.jpg, …
 PICTURE = re.compile(r"(.*?)(\d+)(\.(?:jpe?g|png|bmp|webp))", re.IGNORECASE)
@@ -25,7 +25,9 @@ PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}
 
 
 @contextmanager
-def open_source(path: Path, fps: float | None = None, **options: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_source(
+    path: Path, fps: float | None = None, **options: str
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open the video stream of a file, or of a folder of pictures with `fps` of them a second.
 
     `options` are those of FFmpeg's demuxer. Raise VideoError if there is no video that can be decoded.
@@ -50,12 +52,16 @@ def list_frames(folder: Path) -> list[Path]:
         raise VideoError("it is a folder without numbered pictures")
     kinds = sorted({(match[1], match[3]) for match in matches})
     if len(kinds) > 1:
-        raise VideoError(f"its frames are named in several ways: {' and '.join(map('…'.join, kinds[:2]))}")
+        raise VideoError(
+            f"its frames are named in several ways: {' and '.join(map('…'.join, kinds[:2]))}"
+        )
     matches.sort(key=lambda match: int(match[2]))
     first_number = int(matches[0][2])
     for number, match in enumerate(matches, first_number):
         if int(match[2]) != number:
-            raise VideoError(f"its frames have a hole or repeat a number: {match[0]} comes in place of {number}")
+            raise VideoError(
+                f"its frames have a hole or repeat a number: {match[0]} comes in place of {number}"
+            )
     return [folder / match[0] for match in matches]
 
 
@@ -68,7 +74,11 @@ def _describe_frames(folder: Path, fps: float | None) -> tuple[Path, dict[str, s
     prefix, number, extension = match.groups()
     digits = f"%0{len(number)}d" if number.startswith("0") else "%d"
     pattern = Path(f"{folder.absolute()}/{prefix}".replace("%", "%%") + digits + extension)
-    return pattern, {"format_whitelist": "image2", "framerate": f"{fps:g}", "start_number": str(int(number))}
+    return pattern, {
+        "format_whitelist": "image2",
+        "framerate": f"{fps:g}",
+        "start_number": str(int(number)),
+    }
 
 
 def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
@@ -87,12 +97,16 @@ def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
         return False
 
 
-def require_complete(path: Path, container: InputContainer, stream: VideoStream, num_packets: int) -> None:
+def require_complete(
+    path: Path, container: InputContainer, stream: VideoStream, num_packets: int
+) -> None:
     """Raise VideoError if an MP4 or Matroska file, of which `num_packets` were read, lacks what it promises."""
     num_bytes = path.stat().st_size
     num_promised = stream.frames
     is_mp4 = container.format.name.startswith("mov")
-    reaches_beyond = is_mp4 and any(entry.pos + entry.size > num_bytes for entry in stream.index_entries)
+    reaches_beyond = is_mp4 and any(
+        entry.pos + entry.size > num_bytes for entry in stream.index_entries
+    )
     if reaches_beyond or _is_cut_off_matroska(path):
         raise VideoError("the file is cut off: it is shorter than it says itself")
     if is_mp4 and num_packets < num_promised:

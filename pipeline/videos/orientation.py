@@ -14,7 +14,9 @@ Filter = tuple[str, str]
 FLIPS = (("transpose", "cclock_flip"), ("hflip", ""), ("vflip", ""))
 
 
-def display_size(frame: VideoFrame, pixel_aspect: Fraction | None, flips: list[Filter]) -> tuple[float, float]:
+def display_size(
+    frame: VideoFrame, pixel_aspect: Fraction | None, flips: list[Filter]
+) -> tuple[float, float]:
     """Return width and height of a picture, upright and in square pixels.
 
     `pixel_aspect` is the width of a pixel over its height; beyond 1:8 and 8:1 it is taken for an error.
@@ -34,7 +36,9 @@ def find_flips(frame: VideoFrame) -> list[Filter]:
     It is read off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long.
     """
     # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo pair.
-    unknown = [("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)]
+    unknown = [
+        ("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)
+    ]
     graph = build_graph(read_form(frame), unknown)
     graph.push(frame)
     data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
@@ -66,6 +70,8 @@ def build_graph(form: dict[str, Any], filters: list[Filter]) -> Graph:
     """Return FFmpeg's graph that takes frames of a form through filters, one after the other."""
     graph = Graph()
     source = "buffer", ":".join(f"{name}={value}" for name, value in form.items())
-    nodes = [graph.add(name, options or None) for name, options in [source, *filters, ("buffersink", "")]]
+    nodes = [
+        graph.add(name, options or None) for name, options in [source, *filters, ("buffersink", "")]
+    ]
     graph.link_nodes(*nodes).configure()
     return graph

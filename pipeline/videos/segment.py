@@ -44,7 +44,9 @@ class Segment(NamedTuple):
             return f"its segment starts at {self.start:g}, which no video has"
         if not self.start < self.end:
             return f"its segment ends at {self.end:g}, not after its start at {self.start:g}"
-        if self.in_frames and not (float(self.start).is_integer() and _is_whole_or_infinite(self.end)):
+        if self.in_frames and not (
+            float(self.start).is_integer() and _is_whole_or_infinite(self.end)
+        ):
             return f"its segment's frames {self.start:g} to {self.end:g} are not whole numbers"
         return None
 

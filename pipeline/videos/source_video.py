@@ -16,10 +16,10 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from pipeline.video_error import VideoError
-from pipeline.videos.opening import open_source, require_complete
-from pipeline.videos.segment import Segment
-from pipeline.videos.timing import START, SeekPoint, read_timing
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.opening import open_source, require_complete
+from adamae.pipeline.videos.segment import Segment
+from adamae.pipeline.videos.timing import START, SeekPoint, read_timing
 
 # Each with the tick at which it is shown.
 Frames = Iterator[tuple[int, VideoFrame]]
@@ -83,17 +83,25 @@ class SourceVideo:
         first = _round_up(segment.start, unit)
         end = _round_up(segment.end, unit)
         if first >= length:
-            raise VideoError(f"its segment starts at {segment.start:g}, and the video has {length_in_words}")
+            raise VideoError(
+                f"its segment starts at {segment.start:g}, and the video has {length_in_words}"
+            )
         if end != math.inf and end > length + MAX_EXCESS_S * self.rate:
-            raise VideoError(f"its segment ends at {segment.end:g}, and the video has {length_in_words}")
+            raise VideoError(
+                f"its segment ends at {segment.end:g}, and the video has {length_in_words}"
+            )
         if segment.in_frames:
             first = self.timing.tick(None, int(first))
             end = self.timing.tick(None, int(end)) if end < num_frames else math.inf
         if first >= end:
-            raise VideoError(f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame")
+            raise VideoError(
+                f"its segment from {segment.start:g} to {segment.end:g} is shorter than a frame"
+            )
         return int(first), end
 
-    def frames(self, segment: Segment | None, step: int | Fraction) -> Iterator[tuple[int | Fraction, VideoFrame]]:
+    def frames(
+        self, segment: Segment | None, step: int | Fraction
+    ) -> Iterator[tuple[int | Fraction, VideoFrame]]:
         """Yield the frames of a segment that are shown every `step` ticks, each with its tick.
 
         A tick without a frame of its own repeats the last one. Raise VideoError if the segment is not in the video, or
@@ -140,7 +148,9 @@ def _round_up(value: float, unit: Fraction) -> float:
     return math.ceil(Fraction(repr(float(value))) * unit - Fraction(EARLY_FRAMES))
 
 
-def read_frames(container: InputContainer, stream: VideoStream, start: SeekPoint = START) -> Iterator[VideoFrame]:
+def read_frames(
+    container: InputContainer, stream: VideoStream, start: SeekPoint = START
+) -> Iterator[VideoFrame]:
     """Yield the frames in display order, from `start` on; raise VideoError at the first that is not intact."""
     count = start.number
     try:
@@ -180,7 +190,9 @@ def with_end_ticks(frames: Frames) -> Frames:
         yield tick + 1, shown
 
 
-def subsample(frames: Frames, step: int | Fraction, first: int = 0) -> Iterator[tuple[int | Fraction, VideoFrame]]:
+def subsample(
+    frames: Frames, step: int | Fraction, first: int = 0
+) -> Iterator[tuple[int | Fraction, VideoFrame]]:
     """Yield (tick, frame) at ticks first, first + step, …: a tick without a frame of its own repeats the last one."""
     tick: int | Fraction = first
     for end, frame in with_end_ticks(frames):

@@ -10,7 +10,7 @@ import numpy as np
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from pipeline.decoding.video import times_tell_frames
+from adamae.pipeline.decoding.video import times_tell_frames
 
 # A screen may stand still for as long; where a gap is longer, and MAX_JUMP usual ones, the clock has jumped.
 MAX_GAP_S = 600.0
@@ -114,7 +114,9 @@ def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     return timing
 
 
-def _find_seek_points(shown: list[_Packet], timing: Timing, frame_times: list[int]) -> list[SeekPoint]:
+def _find_seek_points(
+    shown: list[_Packet], timing: Timing, frame_times: list[int]
+) -> list[SeekPoint]:
     """Return the key frames behind the first frame; none if that is not one."""
     keys: list[tuple[int, int]] = []
     for packet in shown:
@@ -131,7 +133,9 @@ def _find_seek_points(shown: list[_Packet], timing: Timing, frame_times: list[in
     return points
 
 
-def _fit_clock(times: list[int], unit: Fraction, declared: Fraction) -> tuple[Fraction, list[int] | None]:
+def _fit_clock(
+    times: list[int], unit: Fraction, declared: Fraction
+) -> tuple[Fraction, list[int] | None]:
     """Return the rate of frames shown at `times`, ascending, and their ticks, None if every frame has its own."""
     gaps = np.diff(times) * float(unit)
     if gaps.mean() <= 1 / MAX_FPS:

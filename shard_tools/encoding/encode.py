@@ -18,16 +18,16 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from pipeline.decoding.containers import EXTENSIONS
-from pipeline.shards import arrays
-from pipeline.video_error import VideoError
-from pipeline.videos.opening import open_source
-from pipeline.videos.orientation import display_size, find_flips
-from pipeline.videos.segment import Segment
-from pipeline.videos.source_video import Frames, SourceVideo, read_frames, with_end_ticks
-from shard_tools.codecs import BT601, CODECS, CONTAINER, open_encoder
-from shard_tools.encoding.picture import FrameConverter, deinterlace
-from shard_tools.settings import COPY, Settings
+from adamae.pipeline.decoding.containers import EXTENSIONS
+from adamae.pipeline.shards import arrays
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.opening import open_source
+from adamae.pipeline.videos.orientation import display_size, find_flips
+from adamae.pipeline.videos.segment import Segment
+from adamae.pipeline.videos.source_video import Frames, SourceVideo, read_frames, with_end_ticks
+from adamae.shard_tools.codecs import BT601, CODECS, CONTAINER, open_encoder
+from adamae.shard_tools.encoding.picture import FrameConverter, deinterlace
+from adamae.shard_tools.settings import COPY, Settings
 
 # A fragment per GOP, each decodable behind the first bytes of the file alone (pipeline/shards/gops.py). The trailer, a
 # table of the fragments, would be of no use to a clip.
@@ -37,7 +37,9 @@ FPS_TOLERANCE = Fraction("1.01")  # 59.94 fps are 60
 ENCODE = "leave out --encode copy"
 NEIGHBORS = 2  # frames before a segment that are decoded too: a deinterlacer looks at them
 MAX_REORDERED = 16  # frames that are shown before one that they were made from: where it is damaged, they are too
-Segments = Mapping[Path, Segment | None]  # by where the file of each goes, without extension; None: all of the video
+Segments = Mapping[
+    Path, Segment | None
+]  # by where the file of each goes, without extension; None: all of the video
 
 
 class StoredVideo(NamedTuple):
@@ -65,13 +67,22 @@ def staged_file(stem: Path, extension: str) -> Path:
 class VideoWriter:
     """Writes frames of one size into one file at a constant rate, and decodes what was stored."""
 
-    def __init__(self, path: Path, settings: Settings, rate: Fraction, size: tuple[int, int], fragment: bool = True):
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        rate: Fraction,
+        size: tuple[int, int],
+        fragment: bool = True,
+    ):
         self.path, codec, rate = path, CODECS[settings.encode], rate.limit_denominator(100_000)
         # bitexact leaves the libraries' versions out of the container.
         options = {"fflags": "+bitexact"} | ({"movflags": FRAGMENTED} if fragment else {})
         self.container = av.open(str(path.absolute()), "w", format=CONTAINER, options=options)
         options = codec.fill_options(settings.to_json())
-        self.stream = cast(VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=options))
+        self.stream = cast(
+            VideoStream, self.container.add_stream(codec.encoder, rate=rate, options=options)
+        )
         context = self.stream.codec_context
         context.width, context.height = size
         context.pix_fmt, context.time_base, context.thread_count = codec.pixel_format, 1 / rate, 1
@@ -101,7 +112,9 @@ class VideoWriter:
 class SegmentEncoder:
     """Encodes what is shown in a segment, None: in all of the video, into one file."""
 
-    def __init__(self, stem: Path, segment: Segment | None, video: SourceVideo, settings: Settings) -> None:
+    def __init__(
+        self, stem: Path, segment: Segment | None, video: SourceVideo, settings: Settings
+    ) -> None:
         """Raise VideoError if the segment is not in the video. `stem`: the file, without extension."""
         self.stem, self.settings, self.stride = stem, settings, settings.frame_stride
         if settings.fps:
@@ -113,7 +126,9 @@ class SegmentEncoder:
         self.first = max(0, self.tick - NEIGHBORS)
         # Of its first frame in the source, seconds.
         self.start = float(self.tick / video.rate)
-        self.convert = FrameConverter(CODECS[settings.encode], settings.short_side, video.pixel_aspect)
+        self.convert = FrameConverter(
+            CODECS[settings.encode], settings.short_side, video.pixel_aspect
+        )
         self._writer: VideoWriter | None = None
 
     def add(self, frame: VideoFrame | None, end: float) -> Result | None:
@@ -136,12 +151,18 @@ class SegmentEncoder:
     def _finish(self) -> StoredVideo:
         if (writer := self._writer) is None:
             raise VideoError("no frame is shown in its segment")
-        size, facts = writer.close(), (self.settings.encode, writer.num_frames, float(self.rate), self.stride)
+        size, facts = (
+            writer.close(),
+            (self.settings.encode, writer.num_frames, float(self.rate), self.stride),
+        )
         return StoredVideo(writer.path, CONTAINER, *facts, *size, self.start)
 
 
 def encode_segments(
-    source: Path, segments: Segments, settings: Settings, progress: Callable[[], None] = lambda: None
+    source: Path,
+    segments: Segments,
+    settings: Settings,
+    progress: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Path, Result]]:
     """Store segments of a video; yield each as soon as its file is whole, or the reason why there is none.
 
@@ -154,7 +175,9 @@ def encode_segments(
         yield from ((stem, refusal if segment else array) for stem, segment in segments.items())
         return
     if source.is_dir() and settings.encode == COPY:
-        raise VideoError("it is a folder of frames, which are not stored as they are: leave out --encode copy")
+        raise VideoError(
+            "it is a folder of frames, which are not stored as they are: leave out --encode copy"
+        )
     video = SourceVideo(source, settings.fps)
     if settings.encode == COPY:
         yield next(iter(segments)), _copy(video, progress)
@@ -213,7 +236,16 @@ def encode_pass(
 def _keep_array(source: Path) -> StoredVideo:
     """Keep an array as it is, whatever the settings say of videos."""
     num_frames, height, width, channels = arrays.map_frames(source).shape
-    return StoredVideo(source, arrays.CONTAINER, arrays.codec_name(channels), num_frames, arrays.FPS, 1, width, height)
+    return StoredVideo(
+        source,
+        arrays.CONTAINER,
+        arrays.codec_name(channels),
+        num_frames,
+        arrays.FPS,
+        1,
+        width,
+        height,
+    )
 
 
 def _hold_back(frames: Frames, count: int) -> Frames:
@@ -232,8 +264,14 @@ def _copy(video: SourceVideo, progress: Callable[[], None]) -> StoredVideo:
     """
     with video.open() as (container, stream):
         first, times = check_frames(container, stream, progress)
-        is_ordered = None not in times and all(earlier < later for earlier, later in pairwise(times))  # type: ignore
-        if video.timing.times is not None and not is_ordered and len(times) == len(video.timing.times):
+        is_ordered = None not in times and all(
+            earlier < later for earlier, later in pairwise(times)
+        )  # type: ignore
+        if (
+            video.timing.times is not None
+            and not is_ordered
+            and len(times) == len(video.timing.times)
+        ):
             raise VideoError(f"its times do not tell in which order its frames are shown: {ENCODE}")
         flips, codec = find_flips(first), stream.codec_context.codec
         if len(flips) % 2:
@@ -242,7 +280,9 @@ def _copy(video: SourceVideo, progress: Callable[[], None]) -> StoredVideo:
         own = video.path.suffix.lower().removeprefix(".")
         usual = EXTENSIONS.get(container.format.name.split(",")[0], (own,))
         extension = own if own in usual else usual[0]
-        return StoredVideo(video.path, extension, codec.canonical_name, len(times), float(video.rate), 1, *size)
+        return StoredVideo(
+            video.path, extension, codec.canonical_name, len(times), float(video.rate), 1, *size
+        )
 
 
 def check_frames(
@@ -262,7 +302,9 @@ def check_frames(
             first = frame
             first_form = (frame.rotation, frame.width, frame.height)
         if (frame.rotation, frame.width, frame.height) != first_form:
-            raise VideoError("its picture turns or changes size in the middle, which copies cannot show")
+            raise VideoError(
+                "its picture turns or changes size in the middle, which copies cannot show"
+            )
         if frame.interlaced_frame:
             raise VideoError(f"it is interlaced, which copies stay: {ENCODE}")
         times.append(frame.pts)

@@ -10,12 +10,18 @@ import av
 from av.filter import Graph
 from av.video.frame import VideoFrame
 
-from pipeline.decoding.colors import find_siting
-from pipeline.shards.format import SIDE_STEP
-from pipeline.video_error import VideoError
-from pipeline.videos.orientation import Filter, build_graph, display_size, find_flips, read_form
-from pipeline.videos.source_video import Frames
-from shard_tools.codecs import FULL, Codec
+from adamae.pipeline.decoding.colors import find_siting
+from adamae.pipeline.shards.format import SIDE_STEP
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.orientation import (
+    Filter,
+    build_graph,
+    display_size,
+    find_flips,
+    read_form,
+)
+from adamae.pipeline.videos.source_video import Frames
+from adamae.shard_tools.codecs import FULL, Codec
 
 MAX_SHAPE_CHANGE = 0.05  # of width over height, in the middle of a video
 
@@ -54,14 +60,21 @@ class FrameConverter:
                 self.size, self.shape = choose_size(width, height, self.short_side), width / height
             if abs(width / height / self.shape - 1) > MAX_SHAPE_CHANGE and min(self.size) > 32:
                 raise VideoError("its picture changes shape in the middle")
-            color_range, siting = ("pc", "center") if self.codec.color_range == FULL else ("tv", "left")
+            color_range, siting = (
+                ("pc", "center") if self.codec.color_range == FULL else ("tv", "left")
+            )
             # bitexact: the same pixels on every processor
             scale = (
                 f"w={self.size[0]}:h={self.size[1]}:flags=bicubic+accurate_rnd+full_chroma_int+bitexact"
                 f":out_color_matrix=smpte170m:out_range={color_range}"
                 f":in_chroma_loc={find_siting(frame)}:out_chroma_loc={siting}"
             )
-            filters = [*self.flips, ("scale", scale), ("setsar", "1"), ("format", self.codec.pixel_format)]
+            filters = [
+                *self.flips,
+                ("scale", scale),
+                ("setsar", "1"),
+                ("format", self.codec.pixel_format),
+            ]
             self.graph = build_graph(form, filters)
             self.form = form
         self.graph.push(frame)

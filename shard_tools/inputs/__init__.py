@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import InputError
-from pipeline.reading.storage import is_remote
-from shard_tools.inputs import folders
-from shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
-from shard_tools.inputs.item import Item, ListOptions, Skipped
-from shard_tools.inputs.item_store import ItemStore
-from shard_tools.inputs.lists import ListReader
-from shard_tools.inputs.location import Location, TarMember
-from shard_tools.inputs.tars import list_tars
+from adamae.common.errors import InputError
+from adamae.pipeline.reading.storage import is_remote
+from adamae.shard_tools.inputs import folders
+from adamae.shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
+from adamae.shard_tools.inputs.item import Item, ListOptions, Skipped
+from adamae.shard_tools.inputs.item_store import ItemStore
+from adamae.shard_tools.inputs.lists import ListReader
+from adamae.shard_tools.inputs.location import Location, TarMember
+from adamae.shard_tools.inputs.tars import list_tars
 
 __all__ = [
     "Item",
@@ -48,7 +48,9 @@ def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
         with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
-            _read_list(Path(copy.name), found, replace(options, root=options.root or "."), where="stdin")
+            _read_list(
+                Path(copy.name), found, replace(options, root=options.root or "."), where="stdin"
+            )
     elif is_remote(inputs):
         found.add(folders.list_url(inputs, found.skipped))
         found.label_by_folder(options, inputs)
@@ -74,7 +76,9 @@ def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
     return found
 
 
-def _read_list(path: Path, found: ItemStore, options: ListOptions, prefix: str = "", where: str = "") -> None:
+def _read_list(
+    path: Path, found: ItemStore, options: ListOptions, prefix: str = "", where: str = ""
+) -> None:
     reader = ListReader(path, options, where or str(path))
     found.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
     found.notes.append(reader.describe())
@@ -87,7 +91,11 @@ def _read_folder(path: Path, found: ItemStore, options: ListOptions) -> None:
         _read_list(table, found, options)
         return
     if any(map(_find_metadata, inner)):
-        inner = [folder for folder in inner if _find_metadata(folder) or any(folders.list_folder(folder, Skipped()))]
+        inner = [
+            folder
+            for folder in inner
+            if _find_metadata(folder) or any(folders.list_folder(folder, Skipped()))
+        ]
         for folder in _choose_subset(inner, options, path):
             if not (table := _find_metadata(folder)):
                 what = f"{folder} has no metadata, as other folders beside it have"
@@ -97,7 +105,9 @@ def _read_folder(path: Path, found: ItemStore, options: ListOptions) -> None:
     if sets := folders.find_lerobot_sets(path):
         for folder in sets:
             found.add(folders.list_episodes(folder, path))
-        found.notes.append(f"{path} is a data set of LeRobot: a sample an episode and camera, no labels")
+        found.notes.append(
+            f"{path} is a data set of LeRobot: a sample an episode and camera, no labels"
+        )
         return
     found.add(folders.list_folder(path, found.skipped))
     tars = [tar for tar in sorted(path.glob("*.tar")) if not folders.is_hidden(tar.name)]
@@ -109,7 +119,9 @@ def _read_folder(path: Path, found: ItemStore, options: ListOptions) -> None:
     for tar in tars:
         found.skipped.add("tars, which are read only where no videos lie beside them", tar.name)
     if not len(found) and (names := sorted(found.skipped.take(folders.PARQUET))):
-        tables = [path / name for name in names if not (path / name).with_suffix(".tar").exists()]  # video2dataset's
+        tables = [
+            path / name for name in names if not (path / name).with_suffix(".tar").exists()
+        ]  # video2dataset's
         for table in _choose_subset(tables, options, path):
             _read_list(table, found, options)
         return
@@ -126,7 +138,11 @@ def _find_metadata(folder: Path) -> Path | None:
 
 def _choose_subset(places: list[Path], options: ListOptions, where: Path) -> list[Path]:
     """Leave out folders, or tables, of subsets that are not wanted, if all are called by subsets."""
-    names = {place: re.split("[-.]", place.name)[0] for place in places}  # train-00000-of-00002.parquet
+    names = {
+        place: re.split("[-.]", place.name)[0] for place in places
+    }  # train-00000-of-00002.parquet
     groups = {name: folders.GROUPS.get(name.lower()) for name in names.values()}
-    unwanted = folders.choose_subset(groups, options.subset, str(where)) if all(groups.values()) else set()
+    unwanted = (
+        folders.choose_subset(groups, options.subset, str(where)) if all(groups.values()) else set()
+    )
     return [place for place in places if names[place] not in unwanted]

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from common.errors import InputError
-from pipeline.videos.segment import Segment
-from shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
-from shard_tools.inputs.location import ParquetCell
-from shard_tools.temp_table import SURROGATES
+from adamae.common.errors import InputError
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
+from adamae.shard_tools.inputs.location import ParquetCell
+from adamae.shard_tools.temp_table import SURROGATES
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
@@ -23,13 +23,29 @@ CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
 SEPARATORS = "|;,"  # of labels
 MAX_WORDS = 4  # of a label among several
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
-WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}  # beside or around a list of objects
-ONE_VIDEO = set("path filename video videopath videoid videouid vidname vid id".split())  # in an object by no id
-ANNOTATIONS = {"annotations", "annotation"}  # which are unfolded with and without times; these with times:
-PARTS = set("""
+WRAPPERS = {
+    "info",
+    "version",
+    "data",
+    "videos",
+    "annotations",
+    "annotation",
+}  # beside or around a list of objects
+ONE_VIDEO = set(
+    "path filename video videopath videoid videouid vidname vid id".split()
+)  # in an object by no id
+ANNOTATIONS = {
+    "annotations",
+    "annotation",
+}  # which are unfolded with and without times; these with times:
+PARTS = set(
+    """
     segments segment clips clip steps events actions actioninstances narratedactions instances moments intervals labels
-    languagequeries""".split())  # fmt: skip
-TIMES = re.compile("segment|time|span|clip|window|moment|event|interval|shot|action|range|phase|step")  # in names
+    languagequeries""".split()
+)
+TIMES = re.compile(
+    "segment|time|span|clip|window|moment|event|interval|shot|action|range|phase|step"
+)  # in names
 
 Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
 
@@ -98,8 +114,16 @@ def parse_nested(cell: Any) -> Any:
 
 def parse_pair(cell: Any) -> list[Any]:
     """Return the start and the end of a segment; nothing if a cell does not hold both."""
-    values = re.split(RANGE, cell.strip()) if isinstance(cell, str) and cell[:1] not in "[(" else parse_nested(cell)
-    return values if isinstance(values, list) and len(values) == 2 and None not in map(parse_time, values) else []
+    values = (
+        re.split(RANGE, cell.strip())
+        if isinstance(cell, str) and cell[:1] not in "[("
+        else parse_nested(cell)
+    )
+    return (
+        values
+        if isinstance(values, list) and len(values) == 2 and None not in map(parse_time, values)
+        else []
+    )
 
 
 def read_label(cell: Any) -> str | None:
@@ -152,14 +176,20 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
         return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
     start = (start - times.first if start >= times.first else start) * times.scale
     # -1: to the end, as VideoMAEv2 writes.
-    end = start + times.length if end in (-1, math.inf) else end * times.scale + (start if times.is_length else 0)
+    end = (
+        start + times.length
+        if end in (-1, math.inf)
+        else end * times.scale + (start if times.is_length else 0)
+    )
     return (None if (start, end) == (0, math.inf) else Segment(start, end, times.in_frames)), None
 
 
 def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
     """Return the cells of some columns as a JSON object, "" if all are missing."""
     cells = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
-    values = {name: to_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()}
+    values = {
+        name: to_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
+    }
     return json.dumps(values, ensure_ascii=False, default=str) if values else ""
 
 
@@ -174,36 +204,60 @@ def list_records(value: Any, where: str) -> list[Any]:
     tables = [key for key, entries in value.items() if _are_objects(entries)]
     if tables and {*value} & WRAPPERS:
         if len(tables) > 1:
-            raise InputError(f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own")
+            raise InputError(
+                f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own"
+            )
         return list_records(value[tables[0]], where)
-    items = ((key, item) for key, entry in value.items() for item in (entry if isinstance(entry, list) else [entry]))
+    items = (
+        (key, item)
+        for key, entry in value.items()
+        for item in (entry if isinstance(entry, list) else [entry])
+    )
     return [
-        {"key" if "id" in item else "id": key, **item} if isinstance(item, dict) else [key, item] for key, item in items
+        {"key" if "id" in item else "id": key, **item} if isinstance(item, dict) else [key, item]
+        for key, item in items
     ]
 
 
 def unfold(record: Any) -> list[Any]:
     """Return an object once per annotation in it, or segment of parallel lists; anything else, or with none, itself."""
-    cells = {name: parse_nested(cell) for name, cell in record.items()} if isinstance(record, dict) else {}
+    cells = (
+        {name: parse_nested(cell) for name, cell in record.items()}
+        if isinstance(record, dict)
+        else {}
+    )
     for name, cell in cells.items():
         entries = [cell] if isinstance(cell, dict) and name in ANNOTATIONS else cell
-        if _are_objects(entries) and (name in ANNOTATIONS or (to_key(name) in PARTS and any(map(has_times, entries)))):
+        if _are_objects(entries) and (
+            name in ANNOTATIONS or (to_key(name) in PARTS and any(map(has_times, entries)))
+        ):
             outer = {key: value for key, value in record.items() if key != name}
             return [part for entry in entries for part in unfold(_join(outer, name, entry))]
     lengths = {len(cell) for name, cell in cells.items() if _are_times(to_key(name), cell)}
     if len(lengths) != 1:
         return [record]
     length = lengths.pop()
-    parallel = {name: cell for name, cell in cells.items() if isinstance(cell, list) and len(cell) == length}
+    parallel = {
+        name: cell for name, cell in cells.items() if isinstance(cell, list) and len(cell) == length
+    }
     # ActivityNet Captions, Panda-70M
-    return [{**record, **{name: cell[number] for name, cell in parallel.items()}} for number in range(length)]
+    return [
+        {**record, **{name: cell[number] for name, cell in parallel.items()}}
+        for number in range(length)
+    ]
 
 
 def _join(outer: dict[str, Any], name: str, entry: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of a part of a video: its own times and labels, but the video's id."""
-    own = {f"{name} {key}" if key in outer and to_key(key) in PATHS else key: value for key, value in entry.items()}
+    own = {
+        f"{name} {key}" if key in outer and to_key(key) in PATHS else key: value
+        for key, value in entry.items()
+    }
     times = f"{STARTS}|{ENDS}|{'|'.join(PAIRS | LENGTHS)}" if has_times(entry) else "-"
-    others = {f"video's {key}" if key in own or re.fullmatch(times, to_key(key)) else key: outer[key] for key in outer}
+    others = {
+        f"video's {key}" if key in own or re.fullmatch(times, to_key(key)) else key: outer[key]
+        for key in outer
+    }
     return others | own
 
 
@@ -232,11 +286,18 @@ def holds_segments(name: str, cell: Any) -> bool:
 
 
 def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+    )
 
 
 def _are_times(key: str, value: Any) -> bool:
     """Whether a list holds segments, or the starts or the ends of some, by its name."""
     if key in PAIRS:
         return isinstance(value, list) and bool(value) and all(map(parse_pair, value))
-    return is_time(key) and isinstance(value, list) and bool(value) and None not in map(parse_time, value)
+    return (
+        is_time(key)
+        and isinstance(value, list)
+        and bool(value)
+        and None not in map(parse_time, value)
+    )

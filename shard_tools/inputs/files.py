@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from pipeline.reading.storage import is_remote
-from shard_tools.inputs import folders
-from shard_tools.inputs.cells import to_text
-from shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_hidden
-from shard_tools.inputs.item import Skipped
-from shard_tools.temp_table import TempTable
+from adamae.pipeline.reading.storage import is_remote
+from adamae.shard_tools.inputs import folders
+from adamae.shard_tools.inputs.cells import to_text
+from adamae.shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_hidden
+from adamae.shard_tools.inputs.item import Skipped
+from adamae.shard_tools.temp_table import TempTable
 
 OMITTED_EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".mov")
 # yt-dlp names a download "title [id].mp4", and youtube-dl "title-id.mp4".
@@ -53,7 +53,9 @@ class Finder:
         found = self.find(name)
         if not found or not (folder := self.root / found).is_dir():
             return 0
-        return sum(folders.PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder))
+        return sum(
+            folders.PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder)
+        )
 
     def locate(self, path: str) -> tuple[str, str]:
         """Return the name of the source, relative to the root if it lies below, and the absolute path."""
@@ -66,7 +68,11 @@ class Finder:
         name = name.rstrip("/")
         folder, slash, base = name.rpartition("/")
         is_file, path = self._list(folder + slash).get(base), os.path.join(self.root, name)
-        return name if is_file or (is_file is False and os.path.isdir(path) and is_frame_folder(path)) else None
+        return (
+            name
+            if is_file or (is_file is False and os.path.isdir(path) and is_frame_folder(path))
+            else None
+        )
 
     def _list_folder(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, and whether they are files."""
@@ -111,7 +117,9 @@ class Finder:
         """Say why a name is not found."""
         matches = self._look_up(name)
         if len(matches) > 1:
-            return f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
+            return (
+                f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
+            )
         return folders.examine(self.root / name)[1] or "its folder cannot be listed"
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from common.atomic_io import atomic_write
-from common.logging import log, printable
-from pipeline.shards.format import Bytes, Count, Seconds, Sha256, Side, Stride, Word
-from pipeline.videos.segment import Segment
-from shard_tools.inputs.location import Location
-from shard_tools.temp_table import TempTable
+from adamae.common.atomic_io import atomic_write
+from adamae.common.logging import log, printable
+from adamae.pipeline.shards.format import Bytes, Count, Seconds, Sha256, Side, Stride, Word
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools.inputs.location import Location
+from adamae.shard_tools.temp_table import TempTable
 
 FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
 NONE = "none"  # --start-column none: numbers that look like times are none
@@ -49,8 +49,12 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     source: str  # the path relative to the input, with /
-    location: Location = ""  # where its bytes are; not in the plan, since a folder may be moved between two runs
-    labels: tuple[str, ...] | None = None  # one where classes exclude each other, else any number; None: unlabeled
+    location: Location = (
+        ""  # where its bytes are; not in the plan, since a folder may be moved between two runs
+    )
+    labels: tuple[str, ...] | None = (
+        None  # one where classes exclude each other, else any number; None: unlabeled
+    )
     size: int = 0  # bytes, 0 where unknown
     problem: str | None = None  # why it cannot be used: known from the start, or found by a worker
     segment: str = ""  # what Segment writes; empty: all of the video
@@ -82,7 +86,15 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         problem = self.problem
         if self.segment and problem is None:
             problem = Segment.parse(self.segment).problem
-        return [self.source, location, dump_labels(self.labels), self.size, problem, self.segment, self.fields]
+        return [
+            self.source,
+            location,
+            dump_labels(self.labels),
+            self.size,
+            problem,
+            self.segment,
+            self.fields,
+        ]
 
     @classmethod
     def from_row(cls, row: list[Any]) -> "Item":
@@ -129,7 +141,9 @@ class Skipped:
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)"))
+        return dict(
+            self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)")
+        )
 
     @property
     def total(self) -> int:
@@ -137,7 +151,9 @@ class Skipped:
 
     def take(self, kind: str) -> list[str]:
         """Return the names of a kind, which are taken after all."""
-        names = [name for (name,) in self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)]
+        names = [
+            name for (name,) in self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
+        ]
         self._table.run("DELETE FROM skipped WHERE kind = ?", kind)
         return names
 
@@ -145,8 +161,12 @@ class Skipped:
         """Return a sentence for each kind."""
         lines = []
         for kind, count in self.counts.items():
-            rows = self._table.run("SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES)
-            examples = ", ".join([*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)])
+            rows = self._table.run(
+                "SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES
+            )
+            examples = ", ".join(
+                [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
+            )
             lines.append(f"skipped {count} {kind}: {examples}")
         return lines
 
@@ -158,7 +178,10 @@ class Skipped:
         """Write a line {"source", "reason"} for each."""
         rows = self._table.run("SELECT source, kind FROM skipped ORDER BY source")
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"source": name, "reason": f"skipped: {kind}"}) + "\n" for name, kind in rows)
+            file.writelines(
+                json.dumps({"source": name, "reason": f"skipped: {kind}"}) + "\n"
+                for name, kind in rows
+            )
 
 
 @dataclass(frozen=True)
@@ -170,7 +193,9 @@ class ListOptions:
     start: str | None = None
     end: str | None = None
     subset: str | None = None
-    is_split: bool = False  # the subset is only how the split is called: an input without subsets is taken whole
+    is_split: bool = (
+        False  # the subset is only how the split is called: an input without subsets is taken whole
+    )
     unlabeled: bool = False
     has_label_map: bool = False
     constant_label: str | None = None  # of all videos

@@ -12,15 +12,23 @@ from typing import Any
 
 import msgspec
 
-from common.errors import InputError
-from common.logging import printable
-from pipeline.shards.arrays import CONTAINER
-from shard_tools.inputs.classes import LabelMap, is_id
-from shard_tools.inputs.folders import examine, label_folders
-from shard_tools.inputs.item import FOLDER, Item, ListOptions, Skipped, dump_labels, join_name, split_name
-from shard_tools.inputs.location import Location
-from shard_tools.splits import GroupOf, choose_held_out
-from shard_tools.temp_table import TempTable
+from adamae.common.errors import InputError
+from adamae.common.logging import printable
+from adamae.pipeline.shards.arrays import CONTAINER
+from adamae.shard_tools.inputs.classes import LabelMap, is_id
+from adamae.shard_tools.inputs.folders import examine, label_folders
+from adamae.shard_tools.inputs.item import (
+    FOLDER,
+    Item,
+    ListOptions,
+    Skipped,
+    dump_labels,
+    join_name,
+    split_name,
+)
+from adamae.shard_tools.inputs.location import Location
+from adamae.shard_tools.splits import GroupOf, choose_held_out
+from adamae.shard_tools.temp_table import TempTable
 
 NUM_NAMED = 10  # classes, or files, in a sentence
 NUM_REASONS = 5
@@ -61,26 +69,34 @@ class ItemStore:
         return self._exists("segment != ''")
 
     def skip_arrays(self, kind: str) -> None:
-        for (source,) in self._table.run(f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"):
+        for (source,) in self._table.run(
+            f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"
+        ):
             self.skipped.add(kind, source)
         self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
     def label_by_folder(self, options: ListOptions, where: str, num_outer: int = 0) -> None:
         """Take the folders of all videos, without the `num_outer` first ones, for their classes, unless some have
         labels; remove the videos of subsets that are not wanted."""
-        labeled = options.label != FOLDER and (options.label is not None or self._exists("labels IS NOT NULL"))
+        labeled = options.label != FOLDER and (
+            options.label is not None or self._exists("labels IS NOT NULL")
+        )
 
         def get_folder(source: str | bytes) -> str:
             return "/".join(_to_text(source).split("/")[num_outer:-1])
 
-        num_videos = Counter(get_folder(source) for (source,) in self._table.run("SELECT source FROM items"))
+        num_videos = Counter(
+            get_folder(source) for (source,) in self._table.run("SELECT source FROM items")
+        )
         if labeled:
             options = replace(options, unlabeled=True)
         labels_by_folder = label_folders(num_videos, options, where)
         unwanted = num_videos.keys() - labels_by_folder.keys()
         define = self._table.database.create_function
         define("is_unwanted", 1, lambda source: get_folder(source) in unwanted)
-        define("find_labels", 1, lambda source: dump_labels(labels_by_folder.get(get_folder(source))))
+        define(
+            "find_labels", 1, lambda source: dump_labels(labels_by_folder.get(get_folder(source)))
+        )
         if unwanted:
             self._table.run("DELETE FROM items WHERE is_unwanted(source)")
         if not labeled and any(labels_by_folder.values()):
@@ -89,7 +105,9 @@ class ItemStore:
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
         """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
         if unlabeled:
-            self._table.run("UPDATE items SET labels = ?", constant_label and json.dumps([constant_label]))
+            self._table.run(
+                "UPDATE items SET labels = ?", constant_label and json.dumps([constant_label])
+            )
         self._table.run("CREATE INDEX by_source ON items (source, segment)")
         self._table.run("""UPDATE items SET segment = segment || ';' || number FROM (SELECT rowid AS id, row_number()
             OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number FROM items WHERE segment != '')
@@ -99,16 +117,24 @@ class ItemStore:
         # From a table of its own: what a SELECT gives of rows that are deleted meanwhile is not defined.
         for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):
             self.num_repeated += count - 1
-            self._table.run("DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first)
+            self._table.run(
+                "DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first
+            )
             if one != other:
                 problem = f"it is listed with two labels, {_format_labels(one)} and {_format_labels(other)}"
                 self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
         if self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
-            self._table.run("UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem)
+            self._table.run(
+                "UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem
+            )
 
     def hold_out(
-        self, fraction: float, keeps_held_out: bool, group_of: GroupOf | None, earlier_sides: Mapping[str, bool]
+        self,
+        fraction: float,
+        keeps_held_out: bool,
+        group_of: GroupOf | None,
+        earlier_sides: Mapping[str, bool],
     ) -> None:
         """Keep the files that are held out, or else those that are not. Groups, by default files, are not divided.
 
@@ -118,26 +144,36 @@ class ItemStore:
         label_counts: dict[str, Counter[str]] = {}
         group_by_source: dict[str, str] = {}
         sides: dict[str, bool] = {}
-        for source, labels, fields in self._table.run("SELECT source, labels, fields FROM items ORDER BY source"):
+        for source, labels, fields in self._table.run(
+            "SELECT source, labels, fields FROM items ORDER BY source"
+        ):
             group = source
             if group_of is not None:
                 group = group_of(source, json.loads(fields or "{}"))
             other_group = group_by_source.setdefault(source, group)
             if other_group != group:
-                raise InputError(f"{source} is of the groups {other_group} and {group}: a file has only one")
+                raise InputError(
+                    f"{source} is of the groups {other_group} and {group}: a file has only one"
+                )
             names = json.loads(labels) if labels else [""]
             label_counts.setdefault(group, Counter()).update(names)
             if source in earlier_sides:
                 side = sides.setdefault(group, earlier_sides[source])
                 if side != earlier_sides[source]:
-                    raise InputError(f"{group} was on both sides of an earlier run: give another output folder")
+                    raise InputError(
+                        f"{group} was on both sides of an earlier run: give another output folder"
+                    )
         held_out = choose_held_out(label_counts, fraction, sides)
         for source, group in group_by_source.items():
             if (group in held_out) != keeps_held_out:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
         if not keeps_held_out:
             return
-        kind = "groups" if group_of else "files (give --group-by if several show one recording, person or place)"
+        kind = (
+            "groups"
+            if group_of
+            else "files (give --group-by if several show one recording, person or place)"
+        )
         note = f"held out: {len(held_out)} of {len(label_counts)} {kind}"
         all_labels = set().union(*label_counts.values())
         missing = all_labels.difference(*(label_counts[group] for group in held_out))
@@ -188,16 +224,24 @@ class ItemStore:
         """Put pieces in the place of the whole videos that they are cut from."""
         # Into a table of its own first: `pieces` may be made of a query of the items, which must not change meanwhile.
         self._table.insert("pieces", (piece.to_row() for piece in pieces), NUM_COLUMNS)
-        self._table.run("DELETE FROM items WHERE segment = '' AND source IN (SELECT source FROM pieces)")
+        self._table.run(
+            "DELETE FROM items WHERE segment = '' AND source IN (SELECT source FROM pieces)"
+        )
         self._table.run("INSERT INTO items SELECT * FROM pieces")
         self._table.run("DELETE FROM pieces")
 
     def new_problems(self) -> dict[str, str]:
         """Return the names of the new ones that cannot be used, with the reason."""
-        return {item.name: item.problem or "" for item in self._select(f"problem IS NOT NULL AND {IS_NEW}")}
+        return {
+            item.name: item.problem or ""
+            for item in self._select(f"problem IS NOT NULL AND {IS_NEW}")
+        }
 
     def _select(self, condition: str) -> Iterator[Item]:
-        return map(Item.from_row, self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"))
+        return map(
+            Item.from_row,
+            self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"),
+        )
 
     def location(self, source: str) -> Location | None:
         """Return where the bytes of a source are; None if the input has no such source."""
@@ -207,7 +251,9 @@ class ItemStore:
 
     def labels(self) -> set[str]:
         """Return the labels of all usable items."""
-        rows = self._table.run("SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL")
+        rows = self._table.run(
+            "SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL"
+        )
         return set().union(*(json.loads(labels) for (labels,) in rows))
 
     def require_distinct_labels(self) -> None:
@@ -230,7 +276,11 @@ class ItemStore:
 
         define = self._table.database.create_function
         define("explain_label", 1, explain)
-        define("rename", 1, lambda labels: dump_labels(tuple(names.get(it, it) for it in json.loads(labels))))
+        define(
+            "rename",
+            1,
+            lambda labels: dump_labels(tuple(names.get(it, it) for it in json.loads(labels))),
+        )
         values = "problem = explain_label(labels), labels = rename(labels)"
         self._table.run(f"UPDATE items SET {values} WHERE problem IS NULL AND labels IS NOT NULL")
 
@@ -260,7 +310,9 @@ class ItemStore:
             return
         problems = "FROM items WHERE problem IS NOT NULL"
         counts = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
-        reasons = "; ".join(f"{count} times: {printable(reason)}" for reason, count in self._table.run(counts))
+        reasons = "; ".join(
+            f"{count} times: {printable(reason)}" for reason, count in self._table.run(counts)
+        )
         rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
         names = [printable(source) for (source,) in rows]
         if num_bad > NUM_NAMED:
@@ -271,7 +323,9 @@ class ItemStore:
         fix = ""
         if "no such file" in reasons:
             fix = "; give --root or --suffix if that is what names lack"
-        raise InputError(f"{what}: {reasons} (in {where}: {', '.join(names)}); nothing was written{fix}")
+        raise InputError(
+            f"{what}: {reasons} (in {where}: {', '.join(names)}); nothing was written{fix}"
+        )
 
     def mark_stored(
         self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]
@@ -281,9 +335,13 @@ class ItemStore:
         unmeasured = "size = 0 AND problem IS NULL AND substr(location, 1, 1) = '/'"
         for rowid, path in self._table.run(f"SELECT rowid, location FROM items WHERE {unmeasured}"):
             size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
-            self._table.run("UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid)
+            self._table.run(
+                "UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid
+            )
         self._table.run("DELETE FROM stored")
-        rows = ((source, segment, dump_labels(labels), size) for source, segment, labels, size in stored)
+        rows = (
+            (source, segment, dump_labels(labels), size) for source, segment, labels, size in stored
+        )
         self._table.insert("stored", rows, 4)
         self._table.insert("stored", ((*split_name(name), None, REJECTED) for name in rejects), 4)
         self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source, segment)")
@@ -333,7 +391,9 @@ def _to_text(value: str | bytes) -> str:
 def normalize_label(label: str) -> str:
     if label.isdecimal():
         return label.lstrip("0") or "0"
-    return re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label  # letters may be classes
+    return (
+        re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label
+    )  # letters may be classes
 
 
 def _format_labels(text: str | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import msgspec
 
-from common.errors import InputError
-from pipeline.reading.storage import is_remote
+from adamae.common.errors import InputError
+from adamae.pipeline.reading.storage import is_remote
 
 MAX_SUFFIX = 16  # characters
 
@@ -49,7 +49,9 @@ class ParquetCell(msgspec.Struct, frozen=True, tag="parquet"):
         Only the pages of its column up to its row are decoded: a whole row group of videos may exceed memory.
         """
         file = import_pyarrow(self.archive).ParquetFile(self.archive)
-        batches = file.iter_batches(batch_size=1, row_groups=[self.row_group], columns=[self.column])
+        batches = file.iter_batches(
+            batch_size=1, row_groups=[self.row_group], columns=[self.column]
+        )
         (batch,) = islice(batches, self.row, self.row + 1)
         (cell,) = batch.column(0).to_pylist()
         if isinstance(cell, dict):
@@ -66,7 +68,9 @@ def import_pyarrow(where: str) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise InputError(f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV") from error
+        raise InputError(
+            f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV"
+        ) from error
     return pyarrow.parquet
 
 

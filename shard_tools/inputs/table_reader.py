@@ -16,34 +16,57 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import InputError
-from pipeline.reading.storage import is_remote
-from shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
-from shard_tools.inputs.folders import has_video_extension
-from shard_tools.inputs.formats import is_known
-from shard_tools.inputs.location import ParquetCell, import_pyarrow
+from adamae.common.errors import InputError
+from adamae.pipeline.reading.storage import is_remote
+from adamae.shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
+from adamae.shard_tools.inputs.folders import has_video_extension
+from adamae.shard_tools.inputs.formats import is_known
+from adamae.shard_tools.inputs.location import ParquetCell, import_pyarrow
 
 MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
 NUM_BYTES = 2**20  # at the beginning, which show the encoding
 SAMPLE_ROWS = 1000
 NUM_SCORED = 24  # rows of the sample whose files are looked for
 MAX_WORDS = 9  # of a line that is split at spaces
-SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", ":": "colons", "~": "tildes", "^": "carets"}
+SEPARATORS = {
+    "\t": "tabs",
+    ";": "semicolons",
+    ",": "commas",
+    "|": "bars",
+    ":": "colons",
+    "~": "tildes",
+    "^": "carets",
+}
 COMPRESSED = {
-    b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip",
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
-}  # fmt: skip
+}
 ENCODINGS = {  # by the first bytes, and by those of a first letter or bracket
-    b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16",
-    rb"[ -~]\0\0\0": "utf-32-le", rb"\0\0\0[ -~]": "utf-32-be",
-    rb"[ -~]\0[^\0]": "utf-16-le", rb"\0[ -~]\0": "utf-16-be",
-}  # fmt: skip
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    rb"[ -~]\0\0\0": "utf-32-le",
+    rb"\0\0\0[ -~]": "utf-32-be",
+    rb"[ -~]\0[^\0]": "utf-16-le",
+    rb"\0[ -~]\0": "utf-16-be",
+}
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-VIDEO_TYPES = (None, "Value", "Video")  # of columns, as Hugging Face says; others are pictures and sounds
+VIDEO_TYPES = (
+    None,
+    "Value",
+    "Video",
+)  # of columns, as Hugging Face says; others are pictures and sounds
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
 IsFile = Callable[[str], bool]  # whether a cell names a video that is there
 ReadLines = Callable[[], Iterator[str]]
-Split = Callable[[Iterable[str], str], Iterator[list[str]]]  # of lines, and where they are, at some separator
+Split = Callable[
+    [Iterable[str], str], Iterator[list[str]]
+]  # of lines, and where they are, at some separator
 
 
 class Table(NamedTuple):
@@ -70,8 +93,12 @@ def list_tables(path: Path, where: str) -> list[Table]:
         head = file.read(NUM_BYTES)
     if head.startswith(b"PAR1"):
         return [_read_parquet(path, where)]
-    encoding = next((encoding for start, encoding in ENCODINGS.items() if re.match(start, head)), "utf-8-sig")
-    is_binary = sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1
+    encoding = next(
+        (encoding for start, encoding in ENCODINGS.items() if re.match(start, head)), "utf-8-sig"
+    )
+    is_binary = (
+        sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1
+    )
     if is_binary and encoding == "utf-8-sig":
         raise InputError(f"{where} is binary: {FORMS}")
     read_lines = partial(_read_lines, path, encoding, where)
@@ -89,7 +116,9 @@ def list_tables(path: Path, where: str) -> list[Table]:
 def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     """Choose the way under which most rows name a video, or else look most like a table, and take off its header."""
     scored = (_score(table, is_file) for table in tables)
-    table = max(scored, key=lambda table: (table.num_found, table.num_known, table.num_similar, table.share))
+    table = max(
+        scored, key=lambda table: (table.num_found, table.num_known, table.num_similar, table.share)
+    )
     if table.columns is not None:
         return table
     if not table.has_header:
@@ -113,7 +142,9 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
         return choose_table([_read_records(table.where, form, read_records)], is_file)
     names = None if is_numbered else columns
     rows = [row[start:] for row in table.sample[1:]]
-    return table._replace(form=form, columns=names, read_rows=read_rows, sample=rows, column=table.column - start)
+    return table._replace(
+        form=form, columns=names, read_rows=read_rows, sample=rows, column=table.column - start
+    )
 
 
 def _score(table: Table, is_file: IsFile) -> Table:
@@ -168,7 +199,9 @@ def require_uncompressed(path: Path) -> None:
         raise InputError(f"{path} is a workbook (Excel or OpenDocument): save its sheet as CSV")
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise InputError(f"{path} is compressed ({name}): unpack it, only plain tars and lists are read")
+            raise InputError(
+                f"{path} is compressed ({name}): unpack it, only plain tars and lists are read"
+            )
 
 
 def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
@@ -178,7 +211,9 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
         with path.open(encoding=encoding, errors=errors, newline="") as file:
             yield from file
     except UnicodeDecodeError as error:
-        raise InputError(f"{where} is not a text file in {encoding.upper()} ({error.reason})") from error
+        raise InputError(
+            f"{where} is not a text file in {encoding.upper()} ({error.reason})"
+        ) from error
 
 
 def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[list[str]]:
@@ -197,7 +232,9 @@ def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[lis
         raise InputError(f"{where}, {what}: a quote there is not closed, or not doubled") from error
 
 
-def _split_lines(split: Callable[[str], list[str]], lines: Iterable[str], where: str) -> Iterator[list[str]]:
+def _split_lines(
+    split: Callable[[str], list[str]], lines: Iterable[str], where: str
+) -> Iterator[list[str]]:
     return ([cell.strip('"') for cell in split(line)] for line in map(str.strip, lines) if line)
 
 
@@ -206,14 +243,19 @@ SPLITTERS: list[tuple[str, int, Split]] = [
     ("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
     *((name, 0, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
     ("one path a line", 1, partial(_split_lines, lambda line: [line])),
-    *(("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n))) for n in range(1, MAX_WORDS)),
+    *(
+        ("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n)))
+        for n in range(1, MAX_WORDS)
+    ),
     ("spaces", 2, partial(_split_lines, methodcaller("split", None, 1))),
 ]
 
 
 def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[Table]:
     # Of lines "# …" at the beginning, the last holds the columns (AudioSet).
-    num_skipped = max(0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1)
+    num_skipped = max(
+        0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1
+    )
     lines = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     for name, num_cells, split in SPLITTERS:
         rows: list[Row] = []
@@ -264,24 +306,48 @@ def _read_parquet(path: Path, where: str) -> Table:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
     schema = file.schema_arrow
     leaves = [file.schema.column(number) for number in range(len(file.schema))]
-    binary = [it.path for it in leaves if "BYTE_ARRAY" in it.physical_type and it.logical_type.type == "NONE"]
+    binary = [
+        it.path
+        for it in leaves
+        if "BYTE_ARRAY" in it.physical_type and it.logical_type.type == "NONE"
+    ]
     info = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {})
     features = {name: it for name, it in info.get("features", {}).items() if isinstance(it, dict)}
     kinds = {name: feature.get("_type") for name, feature in features.items()}
-    classes = {name: dict(enumerate(features[name]["names"])) for name in kinds if kinds[name] == "ClassLabel"}
-    packed = {name: leaf for leaf in binary if (name := leaf.removesuffix(".bytes")) in schema.names}
-    filled = [number for number in range(file.num_row_groups) if file.metadata.row_group(number).num_rows]
-    firsts = {name: ParquetCell(str(path), filled[0], 0, leaf, "") for name, leaf in packed.items() if filled}
-    videos = {name for name, cell in firsts.items() if kinds.get(name) in VIDEO_TYPES and cell.read()}
+    classes = {
+        name: dict(enumerate(features[name]["names"]))
+        for name in kinds
+        if kinds[name] == "ClassLabel"
+    }
+    packed = {
+        name: leaf for leaf in binary if (name := leaf.removesuffix(".bytes")) in schema.names
+    }
+    filled = [
+        number for number in range(file.num_row_groups) if file.metadata.row_group(number).num_rows
+    ]
+    firsts = {
+        name: ParquetCell(str(path), filled[0], 0, leaf, "")
+        for name, leaf in packed.items()
+        if filled
+    }
+    videos = {
+        name for name, cell in firsts.items() if kinds.get(name) in VIDEO_TYPES and cell.read()
+    }
     unread = ", ".join(name for name in packed if name not in videos)
 
     def read_records() -> Iterator[dict[str, Any]]:
         groups = map(file.metadata.row_group, range(file.num_row_groups))
-        places = ((number, row) for number, group in enumerate(groups) for row in range(group.num_rows))
-        batches = file.iter_batches(columns=[leaf.path for leaf in leaves if leaf.path not in binary])
+        places = (
+            (number, row) for number, group in enumerate(groups) for row in range(group.num_rows)
+        )
+        batches = file.iter_batches(
+            columns=[leaf.path for leaf in leaves if leaf.path not in binary]
+        )
         records = chain.from_iterable(batch.to_pylist() for batch in batches)
         for number, ((group, row), record) in enumerate(zip(places, records, strict=True)):
-            record |= {name: names.get(record.get(name)) for name, names in classes.items()}  # -1: none
+            record |= {
+                name: names.get(record.get(name)) for name, names in classes.items()
+            }  # -1: none
             for name, leaf in packed.items():
                 own_path = (record.get(name) or {}).get("path")
                 base = f"{number:06d}-{(own_path or 'video.mp4').rpartition('/')[2]}"
@@ -289,7 +355,9 @@ def _read_parquet(path: Path, where: str) -> Table:
                 record[name] = video if name in videos else own_path
             yield record
 
-    return _read_records(where, "Parquet" + f" without the bytes of {unread}" * bool(unread), read_records)
+    return _read_records(
+        where, "Parquet" + f" without the bytes of {unread}" * bool(unread), read_records
+    )
 
 
 def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.arguments import ArgumentParser
-from benchmarks.harness import ROOT, Report, measure_cases, require
-from common.errors import InputError
-from training.timing import time_calls
+from adamae.benchmarks.arguments import ArgumentParser
+from adamae.benchmarks.harness import ROOT, Report, measure_cases, require
+from adamae.common.errors import InputError
+from adamae.training.timing import time_calls
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,9 @@ def test_a_wrong_argument_is_one_sentence() -> None:
 
 def test_calls_are_timed_one_by_one_after_the_warm_up() -> None:
     pauses = iter([0.2, 0.01, 0.02, 0.01])
-    first, second, third = time_calls(lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3)
+    first, second, third = time_calls(
+        lambda: time.sleep(next(pauses)), CPU, warmup=1, repetitions=3
+    )
     assert min(first, third) >= 10
     assert second >= 20
 
@@ -46,7 +48,9 @@ for name in ("end_to_end", "kernel_speed", "memory_vs_ratio", "pipeline_throughp
     assert done.returncode == 0, done.stderr
 
 
-def test_rounds_alternate_and_a_case_that_fails_loses_only_its_own_rows(tmp_path: Path, capsys) -> None:
+def test_rounds_alternate_and_a_case_that_fails_loses_only_its_own_rows(
+    tmp_path: Path, capsys
+) -> None:
     report, written, calls = Report("speed", tmp_path / "new", CPU, ["A note."], videos=3), [], []
 
     def measure(case: str) -> int:
@@ -58,12 +62,23 @@ def test_rounds_alternate_and_a_case_that_fails_loses_only_its_own_rows(tmp_path
         written.append({case: list(numbers) for case, numbers in found.items()})
         return [{"case": case, "calls": numbers} for case, numbers in found.items()]
 
-    assert measure_cases(report, ["a", "b"], measure, make_rows, rounds=2)[1] == {"case": "b", "calls": [2, 4]}
-    assert written == [{"a": [1]}, {"a": [1], "b": [2]}, {"a": [1, 3], "b": [2]}, {"a": [1, 3], "b": [2, 4]}]
+    assert measure_cases(report, ["a", "b"], measure, make_rows, rounds=2)[1] == {
+        "case": "b",
+        "calls": [2, 4],
+    }
+    assert written == [
+        {"a": [1]},
+        {"a": [1], "b": [2]},
+        {"a": [1, 3], "b": [2]},
+        {"a": [1, 3], "b": [2, 4]},
+    ]
     with pytest.raises(InputError, match="1 of 2 cases could not be measured"):
         measure_cases(report, ["wrong", "b"], measure, make_rows, rounds=2)
     said = capsys.readouterr().err
-    assert "wrong: InputError: no results written, because a check failed: it is right (it is wrong)" in said
+    assert (
+        "wrong: InputError: no results written, because a check failed: it is right (it is wrong)"
+        in said
+    )
     stored = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert stored["rows"] == [{"case": "b", "calls": [6, 7]}]
     assert (stored["about"]["videos"], stored["notes"]) == (3, ["A note."])

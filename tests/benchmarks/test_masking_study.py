@@ -5,23 +5,45 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import masking_study
-from benchmarks.harness import Row
-from benchmarks.masking_study import PRESETS, Point, Study, parse_arguments, run_study, summarize
-from common.errors import InputError
-from training.config import parse
+from adamae.benchmarks import masking_study
+from adamae.benchmarks.harness import Row
+from adamae.benchmarks.masking_study import (
+    PRESETS,
+    Point,
+    Study,
+    parse_arguments,
+    run_study,
+    summarize,
+)
+from adamae.common.errors import InputError
+from adamae.training.config import parse
 
 TINY = [
-    "model.num_frames=4", "model.image_size=32", "batch_size=4", "steps=2", "data.num_workers=1", "log_every=1",
-    "optimizer.warmup_ratio=0", "device=cpu",
-]  # fmt: skip
+    "model.num_frames=4",
+    "model.image_size=32",
+    "batch_size=4",
+    "steps=2",
+    "data.num_workers=1",
+    "log_every=1",
+    "optimizer.warmup_ratio=0",
+    "device=cpu",
+]
 GIVEN = ["--shards", "here", "--validation", "there"]
 
 
 @pytest.mark.slow  # seven runs of training and evaluation
-def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path, monkeypatch) -> None:
+def test_a_study_resumes_and_is_added_to(
+    tmp_path: Path, synthetic_shards: Path, monkeypatch
+) -> None:
     shards, output = str(synthetic_shards), tmp_path / "study"
-    command = [f"--shards={shards}", f"--validation={shards}", "--seeds=3", "--labels=8", f"--output={output}", *TINY]
+    command = [
+        f"--shards={shards}",
+        f"--validation={shards}",
+        "--seeds=3",
+        "--labels=8",
+        f"--output={output}",
+        *TINY,
+    ]
     first = ["--strategies", "adaptive", "--ratios", "0.75"]
     (row,) = run_study(parse_arguments([*command, *first]))
     assert (row["strategy"], row["mask_ratio"], row["seeds"]) == ("adaptive", 0.75, 1)
@@ -32,13 +54,20 @@ def test_a_study_resumes_and_is_added_to(tmp_path: Path, synthetic_shards: Path,
     assert "subset: 8\n  subset_seed: 3" in finetuned
     assert "subset: null" in (output / "runs/adaptive-0.75-seed3/pretrain/config.yaml").read_text()
 
-    both = {row["strategy"]: row for row in run_study(parse_arguments([*command, "--strategies", "scratch"]))}
+    both = {
+        row["strategy"]: row
+        for row in run_study(parse_arguments([*command, "--strategies", "scratch"]))
+    }
     gain = both["adaptive"].pop("finetune_top1_over_scratch")
     assert gain == pytest.approx(row["finetune_top1"] - both["scratch"]["finetune_top1"], abs=1e-3)
     assert "attentive_probe_top1" not in both["scratch"]
 
-    shutil.rmtree(output / "runs")  # committed are the points alone, and shards are elsewhere on another machine
-    monkeypatch.setattr(masking_study, "train", lambda _: pytest.fail("a finished point was trained again"))
+    shutil.rmtree(
+        output / "runs"
+    )  # committed are the points alone, and shards are elsewhere on another machine
+    monkeypatch.setattr(
+        masking_study, "train", lambda _: pytest.fail("a finished point was trained again")
+    )
     (tmp_path / "moved").symlink_to(synthetic_shards)
     moved = [word.replace(shards, str(tmp_path / "moved")) for word in command]
     assert len(run_study(parse_arguments([*moved, *first]))) == 2
@@ -53,7 +82,10 @@ def make_row(strategy: str, ratio: float | None, seed: int, top1: float) -> Row:
 
 def test_gains_are_paired_by_seed() -> None:
     random = [make_row("random", 0.9, seed, 0.5 + 0.1 * seed) for seed in range(3)]
-    other = [make_row("other", 0.9, seed, 0.5 + 0.1 * seed + gain) for seed, gain in enumerate((0.04, 0.05, 0.06))]
+    other = [
+        make_row("other", 0.9, seed, 0.5 + 0.1 * seed + gain)
+        for seed, gain in enumerate((0.04, 0.05, 0.06))
+    ]
     scratch = [make_row("scratch", None, seed, 0.4) for seed in (0, 1)]
     best, base, last = summarize([*random, *other, *scratch])
     assert (best["strategy"], best["finetune_top1_gain"], best["seeds"]) == ("other", 0.05, 3)
@@ -64,7 +96,9 @@ def test_gains_are_paired_by_seed() -> None:
     assert last["strategy"] == "scratch"
     assert summarize(other[:1])[0]["finetune_top1_std"] is None
     assert "finetune_top1_gain" not in summarize([*random[:1], *other[1:]])[0], "of other seeds"
-    assert summarize([random[0], random[1] | {"linear_top1": 0.4}])[0]["linear_top1"] == 0.4, "not measured of all"
+    assert summarize([random[0], random[1] | {"linear_top1": 0.4}])[0]["linear_top1"] == 0.4, (
+        "not measured of all"
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -84,20 +118,33 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
     [
         (["--shards", "x"], "the following arguments are required: --validation"),
         ([*GIVEN, "--strategies", "tube"], "give --ratios with --strategies that mask"),
-        ([*GIVEN, "--strategies", "scratch", "--ratios", "0.75"], "give --ratios with --strategies that mask"),
+        (
+            [*GIVEN, "--strategies", "scratch", "--ratios", "0.75"],
+            "give --ratios with --strategies that mask",
+        ),
         (["--strategies", "adaptive:model.foo=1", "--ratios", ".9", *GIVEN], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", *GIVEN], "0.999"),
     ],
 )
-def test_bad_arguments_are_refused_before_training(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_training(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=says):
         run_study(parse_arguments([*arguments, "--output", str(tmp_path)]))
 
 
 def test_a_strategy_names_settings(tmp_path: Path) -> None:
     strategies = ["random:model.decoder_depth=1,steps=7", "scratch:steps=9"]
-    study = Study(parse_arguments([*GIVEN, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]), tmp_path)
+    study = Study(
+        parse_arguments([*GIVEN, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]),
+        tmp_path,
+    )
     assert study.points[1].tasks == ["finetune"]
     assert "steps=9" in study.settings(study.points[1], "finetune")
     config = parse([*study.settings(study.points[0], "pretrain"), "data.shards=here"])
-    assert (config.steps, config.seed, config.model.masking, config.model.decoder_depth) == (7, 3, "random", 1)
+    assert (config.steps, config.seed, config.model.masking, config.model.decoder_depth) == (
+        7,
+        3,
+        "random",
+        1,
+    )

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import memory_vs_ratio
-from benchmarks.memory_vs_ratio import main, read_paper_memory
-from common.errors import InputError
-from model.config import ModelConfig
-from training.accounting import AT_PEAK, NVDEC_BYTES, RESERVE_GPU, largest_batch
+from adamae.benchmarks import memory_vs_ratio
+from adamae.benchmarks.memory_vs_ratio import main, read_paper_memory
+from adamae.common.errors import InputError
+from adamae.model.config import ModelConfig
+from adamae.training.accounting import AT_PEAK, NVDEC_BYTES, RESERVE_GPU, largest_batch
 
 TINY = ModelConfig("tiny", num_frames=4, image_size=64, encoder_depth=1, decoder_depth=1)
 
@@ -23,17 +23,27 @@ def test_the_table_accounts_for_every_byte(tmp_path: Path, monkeypatch) -> None:
     assert sum(at_peak) / 1024 == pytest.approx(plain["predicted_peak_gib"], abs=2e-3)
     assert plain["predicted_peak_gib"] <= plain["ddp_predicted_peak_gib"]
     assert checkpointed["recomputed_gflop_per_clip"] >= 0
-    assert checkpointed["gflop_per_clip"] == plain["gflop_per_clip"], "what is recomputed is no work"
+    assert checkpointed["gflop_per_clip"] == plain["gflop_per_clip"], (
+        "what is recomputed is no work"
+    )
 
 
 def test_the_largest_batch_fits_with_what_dali_holds() -> None:
-    ample = dict.fromkeys(AT_PEAK, 0) | {"weights": 10**8, "encoder": 64 * 10**6}  # a megabyte per clip
+    ample = dict.fromkeys(AT_PEAK, 0) | {
+        "weights": 10**8,
+        "encoder": 64 * 10**6,
+    }  # a megabyte per clip
     loaded = 4 * 3 * (352 * 256 + 3 * 64 * 64)  # frames as they are stored, and three clips
     assert largest_batch(TINY, ample, RESERVE_GPU + NVDEC_BYTES + 1e8 + 10.5 * (1e6 + loaded)) == 10
 
 
 def test_a_runs_step_is_predicted_by_part(capsys) -> None:
-    config = ["--config", str(memory_vs_ratio.ROOT / "configs/demo.yaml"), "batch_size=2", "device=cpu"]
+    config = [
+        "--config",
+        str(memory_vs_ratio.ROOT / "configs/demo.yaml"),
+        "batch_size=2",
+        "device=cpu",
+    ]
     main([*config, "model.encoder_depth=1", "model.decoder_depth=1"])
     said = capsys.readouterr().out
     assert said.startswith("2 clips  ")

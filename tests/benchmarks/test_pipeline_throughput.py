@@ -8,10 +8,10 @@ import pytest
 import torch
 from made_videos import LEVELS, encode, write_shards
 
-from benchmarks import pipeline_throughput
-from benchmarks.peers import loaders
-from benchmarks.peers.loaders import crop_and_scale
-from benchmarks.pipeline_throughput import (
+from adamae.benchmarks import pipeline_throughput
+from adamae.benchmarks.peers import loaders
+from adamae.benchmarks.peers.loaders import crop_and_scale
+from adamae.benchmarks.pipeline_throughput import (
     Case,
     find_faults,
     list_cases,
@@ -21,11 +21,11 @@ from benchmarks.pipeline_throughput import (
     prepare_shards,
     write_files,
 )
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.decoding.sources import decode_frames
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,10 @@ def test_rows_are_relative_to_the_fastest_peer_on_the_original_files(shards: Pat
     assert measure(shards, 0.1, "cpu", Case("decoding", "pyav", "h264"))["videos_left_out"] == []
     speed = measured["clips_per_cpu_second"]
     slow, fast = ({**measured, "clips_per_cpu_second": speed / divisor} for divisor in (4, 2))
-    own, decord, spdl = Case("adamae", "pyav", "h264"), *(Case(name, name, "original") for name in ("decord", "spdl"))
+    own, decord, spdl = (
+        Case("adamae", "pyav", "h264"),
+        *(Case(name, name, "original") for name in ("decord", "spdl")),
+    )
     rows = make_rows({own: [measured], decord: [slow], spdl: [fast]})
     assert [row["relative_to_reference"] for row in rows] == [2, 0.5, 1]
     assert [row["relative_to_reference"] for row in make_rows({own: [measured]})] == [1]
@@ -54,17 +57,23 @@ def test_rows_are_relative_to_the_fastest_peer_on_the_original_files(shards: Pat
 def test_wrong_clips_are_found(shards: Path) -> None:
     dataset = ShardDataset.open(shards / "h264")
     rows = make_plan(dataset, DataConfig(), 1).batch(0)
-    (fault,) = find_faults(dataset, rows, lambda row: torch.zeros(16, 224, 224, 3, dtype=torch.uint8)).values()
+    (fault,) = find_faults(
+        dataset, rows, lambda row: torch.zeros(16, 224, 224, 3, dtype=torch.uint8)
+    ).values()
     assert fault.endswith(" off")
 
 
 def cut_with_pyav(path: str, row: PlanRow, late: int = 0) -> torch.Tensor:
     """Stands for another library, which need not be installed; `late`: frames off."""
-    frames = decode_frames(Path(path).read_bytes(), [min(number + late, LEVELS - 1) for number in row.frames])
+    frames = decode_frames(
+        Path(path).read_bytes(), [min(number + late, LEVELS - 1) for number in row.frames]
+    )
     return crop_and_scale(torch.from_numpy(frames), row)
 
 
-def test_videos_that_another_library_reads_wrong_are_left_out(shards: Path, monkeypatch, capsys) -> None:
+def test_videos_that_another_library_reads_wrong_are_left_out(
+    shards: Path, monkeypatch, capsys
+) -> None:
     def cut(path: str, row: PlanRow) -> torch.Tensor:
         if row.sample == 3:
             raise RuntimeError("cannot seek")
@@ -88,10 +97,16 @@ def test_every_loader_meets_every_encode(monkeypatch) -> None:
     monkeypatch.setattr(pipeline_throughput, "find_spec", lambda name: True)
     cases = list_cases(["h264", "mjpeg", "copy"], ["pyav", "dali"], 64)
     for loader in loaders.PEERS:
-        assert {case.encode for case in cases if case.loader == loader} == {"original", "h264", "mjpeg"}
+        assert {case.encode for case in cases if case.loader == loader} == {
+            "original",
+            "h264",
+            "mjpeg",
+        }
     for loader in ("adamae", "decoding"):
         assert {case.encode for case in cases if case.loader == loader} == {"h264", "mjpeg", "copy"}
-    own = {(case.decoder, case.repeats, case.batch_size) for case in cases if case.loader == "adamae"}
+    own = {
+        (case.decoder, case.repeats, case.batch_size) for case in cases if case.loader == "adamae"
+    }
     assert own == {(decoder, repeats, 64) for decoder in ("pyav", "dali") for repeats in (1, 2)}
 
 

@@ -1,4 +1,4 @@
-from benchmarks import result_plots
+from adamae.benchmarks import result_plots
 
 
 def test_plots_show_every_loader_and_the_bound() -> None:
@@ -14,8 +14,21 @@ def test_plots_show_every_loader_and_the_bound() -> None:
 
 
 def test_the_memory_plot_shows_what_there_is() -> None:
-    common = {"mask_ratio": 0.9, "batch_size": 16, "activation_checkpointing": False, "predicted_peak_gib": 4.0}
-    (axes,) = result_plots.plot_memory([common, common | {"mask_ratio": 0.8, "paper_gb": 2**30 / 1e9}]).axes
-    assert [line.get_label().partition(" (")[0] for line in axes.lines] == ["the paper's code on its GPUs", "predicted"]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0.8, 1.0]], [[0.8, 4.0], [0.9, 4.0]]]
+    common = {
+        "mask_ratio": 0.9,
+        "batch_size": 16,
+        "activation_checkpointing": False,
+        "predicted_peak_gib": 4.0,
+    }
+    (axes,) = result_plots.plot_memory(
+        [common, common | {"mask_ratio": 0.8, "paper_gb": 2**30 / 1e9}]
+    ).axes
+    assert [line.get_label().partition(" (")[0] for line in axes.lines] == [
+        "the paper's code on its GPUs",
+        "predicted",
+    ]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [
+        [[0.8, 1.0]],
+        [[0.8, 4.0], [0.9, 4.0]],
+    ]
     assert "GiB" in axes.get_ylabel()

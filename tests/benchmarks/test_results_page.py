@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import results_page
-from benchmarks.harness import Row
-from benchmarks.results_page import Claim, Table
-from common.errors import InputError
+from adamae.benchmarks import results_page
+from adamae.benchmarks.harness import Row
+from adamae.benchmarks.results_page import Claim, Table
+from adamae.common.errors import InputError
 
 LOADERS = [
     {"loader": "spdl", "batches": 8, "speed": 10.0, "speed_std": 0.01234},
@@ -45,11 +45,21 @@ def test_the_pages_say_what_the_results_say(capsys: pytest.CaptureFixture[str]) 
         (make_claim("{speed:,.0f} ± {speed_std:.3f}", rows={"loader": "spdl"}), "10 ± 0.012"),
         (make_claim("{min:.0f} to {max:.0f}", column="speed", rows={"batches": 8}), "5 to 80"),
         (
-            make_claim("{ratio:.2g}×", column="speed", rows={"loader": "adamae"}, over={"loader": ["spdl", "decord"]}),
+            make_claim(
+                "{ratio:.2g}×",
+                column="speed",
+                rows={"loader": "adamae"},
+                over={"loader": ["spdl", "decord"]},
+            ),
             "8×",
         ),
         (
-            make_claim("{ratio:.0%} as fast", column="speed", rows={"loader": "decord"}, over={"loader": "spdl"}),
+            make_claim(
+                "{ratio:.0%} as fast",
+                column="speed",
+                rows={"loader": "decord"},
+                over={"loader": "spdl"},
+            ),
             "50 % as fast",
         ),
     ],
@@ -65,7 +75,9 @@ def test_a_claim_may_be_wrapped_but_not_wrong(tmp_path: Path) -> None:
     page.write_text("It loads\n  10 clips/s.")
     assert results_page.find_wrong_claims([claim]) == []
     page.write_text("It loads 11 clips/s.")
-    assert results_page.find_wrong_claims([claim]) == ["page.md must say, by x.json: loads 10 clips/s"]
+    assert results_page.find_wrong_claims([claim]) == [
+        "page.md must say, by x.json: loads 10 clips/s"
+    ]
 
 
 @pytest.mark.usefixtures("results")
@@ -85,10 +97,21 @@ def test_a_table_has_the_chosen_columns_and_rows(tmp_path: Path) -> None:
     assert results_page.find_stale_tables(tables) != []
     results_page.write_tables(tables)
     assert results_page.find_stale_tables(tables) == []
-    lines = ["| loader | clips/s |", "| --- | --- |", "| spdl | 10 ± 0.0123 |", "| decord | 5 |", "| adamae | 80 |"]
+    lines = [
+        "| loader | clips/s |",
+        "| --- | --- |",
+        "| spdl | 10 ± 0.0123 |",
+        "| decord | 5 |",
+        "| adamae | 80 |",
+    ]
     assert page.read_text().splitlines() == [
-        "<!-- table speeds -->", "", *lines, "", "<!-- end of table -->", "end"
-    ]  # fmt: skip
+        "<!-- table speeds -->",
+        "",
+        *lines,
+        "",
+        "<!-- end of table -->",
+        "end",
+    ]
 
 
 @pytest.mark.usefixtures("results")
@@ -99,7 +122,9 @@ def test_a_table_needs_its_lines_its_file_and_its_columns() -> None:
     with pytest.raises(InputError, match=r"names y\.json, which is not in"):
         results_page.make_table(table)
     with pytest.raises(InputError, match=r"x\.json has no column nowhere"):
-        results_page.make_table(Table(page="page.md", file="x.json", columns={"nowhere": "heading"}))
+        results_page.make_table(
+            Table(page="page.md", file="x.json", columns={"nowhere": "heading"})
+        )
 
 
 def test_a_misspelled_field_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for object_store and tiny, when this is run as a command
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # for object_store and tiny, when this is run as a command
 
 import torch
 from network import Network
@@ -33,12 +35,12 @@ from runs import is_same, load_weights, saved_steps
 from tiny import TINY
 from torchrun import Job
 
-from benchmarks.harness import RESULTS, Report, Row
-from common.errors import InputError, run_command
-from common.progress import progress_bar
-from shard_tools import make_shards as make_shards_command
-from shard_tools import synthetic_videos
-from training.logger import read_rows
+from adamae.benchmarks.harness import RESULTS, Report, Row
+from adamae.common.errors import InputError, run_command
+from adamae.common.progress import progress_bar
+from adamae.shard_tools import make_shards as make_shards_command
+from adamae.shard_tools import synthetic_videos
+from adamae.training.logger import read_rows
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
@@ -50,9 +52,13 @@ STARTS_WITHIN_S = 120.0
 RUNS_WITHIN_S = 240.0
 SCRATCH = "adamae-faults-"  # begins the name of the folder that everything is in
 SETTINGS = [
-    *TINY, "data.prefetch=1", "keep_checkpoints=2", "data.download_timeout_s=3", f"checkpoint_every={CHECKPOINT_EVERY}",
+    *TINY,
+    "data.prefetch=1",
+    "keep_checkpoints=2",
+    "data.download_timeout_s=3",
+    f"checkpoint_every={CHECKPOINT_EVERY}",
     f"timeout_s={TIMEOUT_S}",
-]  # fmt: skip
+]
 
 
 class Run(Job):
@@ -87,7 +93,13 @@ class Site:
     def make_run(self, name: str, steps: int) -> "Run":
         """Make a run folder and the command that resumes it, on nodes with caches of their own."""
         folder = (self.disk if self.disk and name == "disturbed" else self.folder) / name
-        settings = [*SETTINGS, f"data.shards={self.shards}", "batch_size=2", f"steps={steps}", f"run={folder}"]
+        settings = [
+            *SETTINGS,
+            f"data.shards={self.shards}",
+            "batch_size=2",
+            f"steps={steps}",
+            f"run={folder}",
+        ]
         arguments = [*settings, f"data.cache_dir={folder}-cache-{{node}}"]
         log, storage = folder.with_suffix(".log"), environment(self.store.url)
         return Run(arguments, log, self.net.machines, per_node=1, environment=storage)
@@ -104,7 +116,13 @@ def make_site(folder: Path, shards: Path) -> Iterator[Site]:
         can_mount = subprocess.run(mount, check=False, capture_output=True).returncode == 0
         if can_mount:
             stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=False)
-        yield Site(folder, net, store, upload(store.url, shards, "bucket", "shards"), disk if can_mount else None)
+        yield Site(
+            folder,
+            net,
+            store,
+            upload(store.url, shards, "bucket", "shards"),
+            disk if can_mount else None,
+        )
 
 
 Fault = Callable[[Site, Run, random.Random], None]
@@ -152,7 +170,10 @@ def starve(kind: str, times: int = 10**9) -> Fault:
 FROZEN = "SIGSTOP of a worker"  # the others end, and name it; it cannot end by itself
 CUT, FULL = "a node's network cut", "disk full at a checkpoint"  # what not every machine lets us do
 FAULTS: dict[str, Fault] = {
-    **{f"kill -9 of {one}": signal_to(one.split()[-1], signal.SIGKILL) for one in ("a worker", "a torchrun", "a node")},
+    **{
+        f"kill -9 of {one}": signal_to(one.split()[-1], signal.SIGKILL)
+        for one in ("a worker", "a torchrun", "a node")
+    },
     "kill -9 of all": signal_to("all", signal.SIGKILL),
     "SIGTERM to a worker": signal_to("worker", signal.SIGTERM),
     "SIGTERM to a torchrun": signal_to("torchrun", signal.SIGTERM),
@@ -171,7 +192,9 @@ FAULTS: dict[str, Fault] = {
     "storage: other bytes, once": starve("changed", times=1),
     "storage: other bytes that last": starve("changed"),
 }
-PASSES = {name for name in FAULTS if ": a few" in name or "once" in name}  # the run itself gets over these
+PASSES = {
+    name for name in FAULTS if ": a few" in name or "once" in name
+}  # the run itself gets over these
 
 
 def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]:
@@ -187,15 +210,23 @@ def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]
     with run:
         for name in progress_bar(names, unit="fault", total=len(names)):
             at = run.step() + dice.randint(FROM, TO)
-            _require(run, wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S), f"step {at} is not reached")
+            _require(
+                run,
+                wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S),
+                f"step {at} is not reached",
+            )
             time.sleep(dice.uniform(0, 0.2))
             rows.append(_inject(site, run, name, dice, steps))
-            rows[-1]["losses_equal"] = all(expected.get(step) == loss for step, loss in run.losses().items())
+            rows[-1]["losses_equal"] = all(
+                expected.get(step) == loss for step, loss in run.losses().items()
+            )
             print(rows[-1], file=sys.stderr)
         _require_end(run, "the run does not end well")
     if run.losses() != expected:
         return rows, "losses"
-    return rows, "" if is_same(load_weights(run.folder, steps), load_weights(reference.folder, steps)) else "weights"
+    return rows, "" if is_same(
+        load_weights(run.folder, steps), load_weights(reference.folder, steps)
+    ) else "weights"
 
 
 def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> Row:
@@ -204,15 +235,26 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
     FAULTS[name](site, run, dice)
     row: Row = {"fault": name, "at_step": at}
     if name in PASSES:
-        _require(run, wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S), f"{name}: no step any more")
+        _require(
+            run,
+            wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S),
+            f"{name}: no step any more",
+        )
         _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
-        return {**row, "happens": "continues", "seconds_lost": round(time.monotonic() - started, 1), "steps_lost": 0}
+        return {
+            **row,
+            "happens": "continues",
+            "seconds_lost": round(time.monotonic() - started, 1),
+            "steps_lost": 0,
+        }
     ended = run.ends_within(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
     row["exit_codes"] = " ".join(map(str, run.wait(0)))
     said = re.findall(r"^(?:error: |interrupted|Stopped).*", run.said().replace("\r", "\n"), re.M)
-    row["message"] = re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""  # as on any machine
+    row["message"] = (
+        re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""
+    )  # as on any machine
     if not ended:
         row["left_running"] = len(run.processes())
     reached = run.step()
@@ -241,13 +283,19 @@ def _require_end(run: Run, claim: str) -> None:
 def make_shards(folder: Path) -> Path:
     """Make four shards of sixteen synthetic videos."""
     videos, shards = str(folder / "videos"), folder / "shards"
-    synthetic_videos.main([videos, "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"])
-    make_shards_command.main([videos, str(shards), "--frame-stride=2", "--samples-per-shard=4", "--workers=1"])
+    synthetic_videos.main(
+        [videos, "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"]
+    )
+    make_shards_command.main(
+        [videos, str(shards), "--frame-stride=2", "--samples-per-shard=4", "--workers=1"]
+    )
     return shards
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=50, help="random faults; 0: each kind once")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -263,8 +311,11 @@ def main() -> int:
         "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}",
         "nodes": f"{NODES} × 1 ranks, {'network namespaces' if site.net.can_cut else 'loopback'}",
         "faults": len(rows),
-        "left_running": sum(1 for row in rows if row.get("left_running") and row["fault"] != FROZEN),
-        "differs_from_an_undisturbed_run": differs or "nothing: losses of all steps and weights, bit by bit",
+        "left_running": sum(
+            1 for row in rows if row.get("left_running") and row["fault"] != FROZEN
+        ),
+        "differs_from_an_undisturbed_run": differs
+        or "nothing: losses of all steps and weights, bit by bit",
     }
     name = f"{options.count}_random_seed_{options.seed}" if options.count else "each_kind"
     Report(name, RESULTS / "cpu/faults", torch.device("cpu"), **about).write(rows)

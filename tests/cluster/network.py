@@ -19,7 +19,9 @@ class Network:
         self._bridge = f"ab{number}"
         self._names = [f"adamae-{number}-{node}" for node in range(count)]
         self._cables = [f"a{number}n{node}" for node in range(count)]
-        self.machines = [Machine(f"{subnet}.{node + 1}", "eth0", name) for node, name in enumerate(self._names)]
+        self.machines = [
+            Machine(f"{subnet}.{node + 1}", "eth0", name) for node, name in enumerate(self._names)
+        ]
 
     def __enter__(self) -> "Network":
         try:
@@ -40,7 +42,10 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for command in (*(["netns", "del", name] for name in self._names), ["link", "del", self._bridge]):
+        for command in (
+            *(["netns", "del", name] for name in self._names),
+            ["link", "del", self._bridge],
+        ):
             with suppress(OSError, subprocess.CalledProcessError):
                 _ip(*command)
 

@@ -15,7 +15,7 @@ from processes import wait_for
 from runs import read_rows, saved_steps
 from torchrun import free_port
 
-from training.config import parse
+from adamae.training.config import parse
 
 LAUNCH = ROOT / "launch"
 STEPS = 40
@@ -35,21 +35,34 @@ FAKES = {
 }
 
 
-KUBERNETES, SKYPILOT = (yaml.safe_load((LAUNCH / f"{name}.yaml").read_text()) for name in ("kubernetes", "skypilot"))
-POD = KUBERNETES["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+KUBERNETES, SKYPILOT = (
+    yaml.safe_load((LAUNCH / f"{name}.yaml").read_text()) for name in ("kubernetes", "skypilot")
+)
+POD = KUBERNETES["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
+    0
+]
 POD_VARIABLES = {variable["name"]: variable.get("value", "") for variable in POD["env"]}
 
 
-def launch(command: list[str], run: Path, log: Path, stop_at: int = 0, number: int = 0, **environment: str) -> int:
+def launch(
+    command: list[str], run: Path, log: Path, stop_at: int = 0, number: int = 0, **environment: str
+) -> int:
     """Run one of the commands, which is sent the signal `number` when the step `stop_at` is over; its exit code."""
     path = f"{environment.get('FAKES', '')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     everything = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
     process = subprocess.Popen(
-        command, stdout=log.open("wb"), stderr=subprocess.STDOUT, env=everything, cwd=ROOT, start_new_session=True
+        command,
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        env=everything,
+        cwd=ROOT,
+        start_new_session=True,
     )
     try:
         if stop_at:
-            assert wait_for(lambda: len(read_rows(run)) >= stop_at or process.poll() is not None, 200)
+            assert wait_for(
+                lambda: len(read_rows(run)) >= stop_at or process.poll() is not None, 200
+            )
             assert process.poll() is None, log.read_text()
             process.send_signal(number)
         return process.wait(200)
@@ -63,7 +76,13 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     tmp_path: Path, synthetic_shards: Path
 ) -> None:
     run = tmp_path / "run"
-    settings = [*SETTINGS, f"data.shards={synthetic_shards}", f"run={run}", f"steps={STEPS}", "checkpoint_every=1000"]
+    settings = [
+        *SETTINGS,
+        f"data.shards={synthetic_shards}",
+        f"run={run}",
+        f"steps={STEPS}",
+        "checkpoint_every=1000",
+    ]
 
     fakes = tmp_path / "fakes"
     fakes.mkdir()
@@ -71,9 +90,17 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
         (fakes / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (fakes / name).chmod(0o755)
     port = str(free_port() % 20_000)
-    job = {"SLURM_JOB_ID": port, "SLURM_JOB_NODELIST": "two nodes", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "2"}
+    job = {
+        "SLURM_JOB_ID": port,
+        "SLURM_JOB_NODELIST": "two nodes",
+        "SLURM_NNODES": "1",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
     command = ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"]
-    assert launch(command, run, tmp_path / "slurm.log", 2, signal.SIGUSR1, FAKES=str(fakes), **job) != 0
+    assert (
+        launch(command, run, tmp_path / "slurm.log", 2, signal.SIGUSR1, FAKES=str(fakes), **job)
+        != 0
+    )
     assert (fakes / "requeued").read_text().split() == [port]
     by_slurm = saved_steps(run)[-1]
     assert 2 <= by_slurm < STEPS, (tmp_path / "slurm.log").read_text()
@@ -82,24 +109,39 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     command = [part.replace("29500", str(free_port())) for part in POD["command"]]
     command += [*settings, "batch_size=4"]
     pod = {**POD_VARIABLES, **alone}
-    assert launch(command, run, tmp_path / "kubernetes.log", by_slurm + 2, signal.SIGTERM, **pod) != 0
+    assert (
+        launch(command, run, tmp_path / "kubernetes.log", by_slurm + 2, signal.SIGTERM, **pod) != 0
+    )
     by_kubernetes = saved_steps(run)[-1]
     assert by_slurm < by_kubernetes < STEPS, (tmp_path / "kubernetes.log").read_text()
 
     variables = {name: value or "" for name, value in SKYPILOT["envs"].items()}
     config = tmp_path / "config.yaml"
     shutil.copy(run / "config.yaml", config)
-    given = {"CONFIG": str(config), "SHARDS": str(synthetic_shards), "RUN": str(run), "PYTHON": sys.executable}
-    machines = {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}
+    given = {
+        "CONFIG": str(config),
+        "SHARDS": str(synthetic_shards),
+        "RUN": str(run),
+        "PYTHON": sys.executable,
+    }
+    machines = {
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+        "SKYPILOT_NUM_NODES": "1",
+        "SKYPILOT_NODE_RANK": "0",
+    }
     command = ["bash", "-c", SKYPILOT["run"].replace("29500", str(free_port()))]
     sky = {**variables, **given, "MORE": "batch_size=4", **machines}
-    assert launch(command, run, tmp_path / "sky.log", **sky) == 0, (tmp_path / "sky.log").read_text()
+    assert launch(command, run, tmp_path / "sky.log", **sky) == 0, (
+        tmp_path / "sky.log"
+    ).read_text()
     assert saved_steps(run)[-1] == STEPS
     assert [row["step"] for row in read_rows(run)] == list(range(1, STEPS + 1))
 
 
 def test_slurm_warns_the_script_and_may_requeue_it() -> None:
-    options = (LAUNCH / "slurm.sbatch").read_text().partition("set -uo")[0]  # sbatch reads none behind a command
+    options = (
+        (LAUNCH / "slurm.sbatch").read_text().partition("set -uo")[0]
+    )  # sbatch reads none behind a command
     for option in ("--ntasks-per-node=1", "--signal=B:USR1@", "--requeue"):
         assert f"\n#SBATCH {option}" in options
 
@@ -107,7 +149,12 @@ def test_slurm_warns_the_script_and_may_requeue_it() -> None:
 def test_kubernetes_knows_all_fields_of_the_jobs() -> None:
     """The JobSet's own definition is no part of Kubernetes; the Job in it is."""
     [replicated] = KUBERNETES["spec"]["replicatedJobs"]
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"}, **replicated["template"]}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "node"},
+        **replicated["template"],
+    }
     kubernetes_validate.validate(job, "1.31", strict=True)
     assert job["spec"]["parallelism"] == job["spec"]["completions"] == 1, "a job per node"
     labels = {variable["name"]: variable.get("valueFrom") for variable in POD["env"]}
@@ -128,7 +175,9 @@ def test_the_configurations_named_exist() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_two_nodes_of_which_one_is_killed_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_run_on_two_nodes_of_which_one_is_killed_ends_as_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
     """`python tests/cluster/faults.py` injects all faults, and random ones."""
     with make_site(tmp_path, make_shards(tmp_path)) as site:
         (row,), differs = inject_all(site, ["kill -9 of a node"], 0)

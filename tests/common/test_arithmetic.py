@@ -1,6 +1,6 @@
 """Quotients and multiples that are rounded up."""
 
-from common.arithmetic import ceil_div, round_up
+from adamae.common.arithmetic import ceil_div, round_up
 
 
 def test_rounding_up() -> None:

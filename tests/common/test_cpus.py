@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cpus import count_cpus
-from pipeline.config import DataConfig
+from adamae.common.cpus import count_cpus
+from adamae.pipeline.config import DataConfig
 
 CASES = {
     "no control groups": ("", {}, 64),
@@ -15,21 +15,37 @@ CASES = {
     "less than one core": ("0::/\n", {"cpu.max": "20000 100000\n"}, 1),
     "more than there are": ("0::/\n", {"cpu.max": "6500000 100000\n"}, 64),
     "systemd-run, quota of the slice": (
-        "0::/a.slice/b.scope\n", {"a.slice/cpu.max": "400000 100000", "a.slice/b.scope/cpu.max": "max 100000"}, 4,
+        "0::/a.slice/b.scope\n",
+        {"a.slice/cpu.max": "400000 100000", "a.slice/b.scope/cpu.max": "max 100000"},
+        4,
     ),
-    "the host's path in a container": ("0::/system.slice/docker-1.scope\n", {"cpu.max": "300000 100000\n"}, 3),
-    "version 1": ("1:memory:/m\n4:cpu,cpuacct:/c\n0::/\n", {"cpu/c/cpu.cfs_quota_us": "250000\n"}, 3),
+    "the host's path in a container": (
+        "0::/system.slice/docker-1.scope\n",
+        {"cpu.max": "300000 100000\n"},
+        3,
+    ),
+    "version 1": (
+        "1:memory:/m\n4:cpu,cpuacct:/c\n0::/\n",
+        {"cpu/c/cpu.cfs_quota_us": "250000\n"},
+        3,
+    ),
     "version 1, no quota": ("4:cpuacct,cpu:/c\n", {"cpu/c/cpu.cfs_quota_us": "-1\n"}, 64),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("groups", "files", "expected"), CASES.values(), ids=CASES.keys())
 def test_a_quota_limits_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    files: dict[str, str],
+    expected: int,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     periods = {name.replace("quota", "period"): "100000\n" for name in files if "quota" in name}
-    for name, text in {f"sys/fs/cgroup/{name}": text for name, text in (files | periods).items()}.items():
+    for name, text in {
+        f"sys/fs/cgroup/{name}": text for name, text in (files | periods).items()
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     if groups:

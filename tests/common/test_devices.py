@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.devices import (
+from adamae.common.devices import (
     autocast_to,
     choose_device,
     choose_precision,
     explain_out_of_memory,
     get_device_name,
 )
-from common.errors import InputError
-from training.config import parse
-from training.failures import explain_failures
+from adamae.common.errors import InputError
+from adamae.training.config import parse
+from adamae.training.failures import explain_failures
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,9 @@ FULL = (
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that has PyTorch find GPUs of a compute capability, and be built for some."""
 
-    def pretend(count: int, capability: tuple[int, int] = (9, 0), built_for: Sequence[str] = ("sm_90",)) -> None:
+    def pretend(
+        count: int, capability: tuple[int, int] = (9, 0), built_for: Sequence[str] = ("sm_90",)
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
@@ -59,7 +61,11 @@ def test_auto_is_a_gpu_where_there_is_one(pretend_gpus: Callable[..., None]) -> 
 
 
 def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., None]) -> None:
-    for capability, built_for in (((8, 9), ["sm_80", "sm_90"]), ((9, 0), ["sm_90a"]), ((12, 1), ["compute_120"])):
+    for capability, built_for in (
+        ((8, 9), ["sm_80", "sm_90"]),
+        ((9, 0), ["sm_90a"]),
+        ((12, 1), ["compute_120"]),
+    ):
         pretend_gpus(4, capability, built_for)
         assert choose_device(index=3) == torch.device("cuda", 3)
     for capability, built_for in (((7, 5), ["sm_75", "sm_80"]), ((12, 0), ["sm_90", "sm_100"])):
@@ -72,16 +78,28 @@ def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., No
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (torch.OutOfMemoryError(FULL), "^CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of"
-         ".* 2.11 GiB is free: set global_batch to the clips of a step, and lower batch_size"),
-        (RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_…"), "the lines above"),
-        (RuntimeError("gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"), "the run has diverged"),
+        (
+            torch.OutOfMemoryError(FULL),
+            "^CUDA out of memory; Tried to allocate 4.60 GiB; GPU 0 has a total capacity of"
+            ".* 2.11 GiB is free: set global_batch to the clips of a step, and lower batch_size",
+        ),
+        (
+            RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_…"),
+            "the lines above",
+        ),
+        (
+            RuntimeError("gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"),
+            "the run has diverged",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_stops_a_step_is_explained(error: Exception, says: str) -> None:
     with pytest.raises(InputError, match=says), explain_failures(parse(["data.shards=s"])):
         raise error
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), explain_failures(parse(["data.shards=s"])):
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+        explain_failures(parse(["data.shards=s"])),
+    ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
@@ -98,7 +116,9 @@ def test_expandable_segments_are_the_default_where_nvml_answers(
     settings: dict[str, str], answers: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it does not, PyTorch would end with a segmentation fault."""
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0 if answers else 9))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0 if answers else 9)
+    )
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -110,8 +130,10 @@ def test_expandable_segments_are_the_default_where_nvml_answers(
 
 @pytest.mark.gpu
 def test_pytorch_uses_expandable_segments() -> None:
-    program = "import common.devices, torch; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    program = "import adamae.common.devices, torch; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert "'expandable_segments': True" in done.stdout
 
 
@@ -123,7 +145,9 @@ def test_a_gpu_that_is_full_is_explained() -> None:
 
 
 @pytest.mark.parametrize("has_units", [True, False])
-def test_bf16_is_fp32_on_a_cpu_without_units_for_it(has_units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_fp32_on_a_cpu_without_units_for_it(
+    has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
@@ -143,6 +167,6 @@ def test_idle_openmp_threads_sleep() -> None:
     """The variable is set when OpenMP is loaded."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", "import common, torch"]
+    command = [sys.executable, "-c", "import adamae.common, torch"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr

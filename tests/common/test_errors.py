@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from common import errors
-from common.atomic_io import atomic_write, write_json
-from common.errors import InputError, PeerLostError, run_command
+from adamae.common import errors
+from adamae.common.atomic_io import atomic_write, write_json
+from adamae.common.errors import InputError, PeerLostError, run_command
 
-ROOT = Path(errors.__file__).parents[1]
+ROOT = Path(errors.__file__).resolve().parents[1]
 
 
-def end(error: BaseException, capsys: pytest.CaptureFixture[str], *, resumable: bool = False) -> tuple[object, str]:
+def end(
+    error: BaseException, capsys: pytest.CaptureFixture[str], *, resumable: bool = False
+) -> tuple[object, str]:
     """Run a command that raises `error`; return its exit code and stderr."""
 
     def command() -> None:
@@ -35,8 +37,9 @@ def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
     assert end(KeyboardInterrupt(), capsys, resumable=True) == (130, resumed)
     assert end(OSError(28, "No space left on device", "/nowhere/x"), capsys)[0] == 74
     assert end(ModuleNotFoundError(name="nvidia.dali"), capsys) == (
-        2, "error: the package nvidia is not installed: pip install nvidia-dali-cuda130\n",
-    )  # fmt: skip
+        2,
+        "error: the package nvidia is not installed: pip install nvidia-dali-cuda130\n",
+    )
     taken = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be …"
     said = f"error: {taken.splitlines()[0]}: another process has this GPU for itself; choose another one"
     assert end(RuntimeError(taken), capsys) == (2, f"{said} with CUDA_VISIBLE_DEVICES\n")
@@ -51,25 +54,41 @@ def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
 
 
 COMMANDS = {
-    "train": ["data.shards=s"], "evaluate": ["run", "s"], "visualize": ["run", "v"], "export": ["import", "w", "o"],
-    "extract_features": ["v", "o", "--model", "m"], "preview": ["s"], "doctor": ["s"],
-    "shard_tools/make_shards": ["v", "o"], "shard_tools/check_shards": ["s"], "shard_tools/synthetic_videos": ["o"],
-}  # fmt: skip
+    "train": ["data.shards=s"],
+    "evaluate": ["run", "s"],
+    "visualize": ["run", "v"],
+    "export": ["import", "w", "o"],
+    "extract_features": ["v", "o", "--model", "m"],
+    "preview": ["s"],
+    "doctor": ["s"],
+    "shard_tools/make_shards": ["v", "o"],
+    "shard_tools/check_shards": ["s"],
+    "shard_tools/synthetic_videos": ["o"],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path: Path, command: str) -> None:
     for module in ("torch", "av"):
-        (tmp_path / f"{module}.py").write_text("import os, signal, time; os.kill(os.getpid(), 2); time.sleep(60)")
+        (tmp_path / f"{module}.py").write_text(
+            "import os, signal, time; os.kill(os.getpid(), 2); time.sleep(60)"
+        )
     done = subprocess.run(
-        [sys.executable, f"{ROOT}/{command}.py", *COMMANDS[command]], capture_output=True, text=True, timeout=60,
+        [sys.executable, f"{ROOT}/{command}.py", *COMMANDS[command]],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
-    )  # fmt: skip
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # which a shell's background jobs ignore
+    )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-def test_torchrun_sees_the_cause_before_its_consequences(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_torchrun_sees_the_cause_before_its_consequences(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
     reports = {}
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
@@ -92,7 +111,9 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys) -> Non
         assert stderr.startswith(f"error: cannot use {path}: ")
 
 
-def test_a_failed_write_names_its_file_and_leaves_the_old_one_and_nothing_else(tmp_path: Path, capsys) -> None:
+def test_a_failed_write_names_its_file_and_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, capsys
+) -> None:
     """A name that is not UTF-8 survives."""
     file, value = tmp_path / "a.json", {"source": os.fsdecode(b"caf\xe9.mp4"), "ratio": "ρ"}
     write_json(file, value)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError, run_command
-from common.logging import MAX_NAME_LENGTH, format_bytes, format_number, log, printable
-from shard_tools import make_shards
+from adamae.common.errors import InputError, run_command
+from adamae.common.logging import MAX_NAME_LENGTH, format_bytes, format_number, log, printable
+from adamae.shard_tools import make_shards
 
 HOSTILE = {
     "\x1b[2J\x1b]0;title\x07.mp4": r"\x1b[2J\x1b]0;title\x07.mp4",
@@ -53,11 +53,23 @@ def test_make_shards_escapes_every_name(tmp_path: Path, capsys: pytest.CaptureFi
     said = "".join(capsys.readouterr())
     assert set(said) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
     assert all(f"{name}.mp4" in said for name in HOSTILE.values())
-    assert said.splitlines()[-1].startswith("error: none of 6 videos can be used: 6 times: it is a link")
+    assert said.splitlines()[-1].startswith(
+        "error: none of 6 videos can be used: 6 times: it is a link"
+    )
 
 
 def test_numbers_and_bytes_are_readable() -> None:
     assert [format_bytes(n) for n in (0, 999, 999.6, 1234, 1.23456e9, 9.99e14)] == [
-        "0 bytes", "999 bytes", "1 kB", "1.23 kB", "1.23 GB", "999 TB",
-    ]  # fmt: skip
-    assert [format_number(n) for n in (0.5, 12.34, 999.9, 1234567)] == ["0.5", "12.3", "1,000", "1,230,000"]
+        "0 bytes",
+        "999 bytes",
+        "1 kB",
+        "1.23 kB",
+        "1.23 GB",
+        "999 TB",
+    ]
+    assert [format_number(n) for n in (0.5, 12.34, 999.9, 1234567)] == [
+        "0.5",
+        "12.3",
+        "1,000",
+        "1,230,000",
+    ]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.errors import InputError
-from common.yaml_io import MAX_BYTES, parse_yaml, read_yaml
+from adamae.common.errors import InputError
+from adamae.common.yaml_io import MAX_BYTES, parse_yaml, read_yaml
 
 HOSTILE = {
     "an anchor that contains itself": ("model: &a {x: *a}\n", "aliases"),
@@ -16,7 +16,10 @@ HOSTILE = {
     "brackets without end": ("model: " + "[" * 20_000, "nested more than 20 levels"),
     "a long number": ("seed: " + "9" * 5000 + "\n", "more than 4096 characters"),
     "a base-60 number": ("seed: " + ":".join(["59"] * 20_000) + "\n", "more than 4096 characters"),
-    "code": ("model: !!python/object/apply:os.system ['touch exploded']\n", "could not determine a constructor"),
+    "code": (
+        "model: !!python/object/apply:os.system ['touch exploded']\n",
+        "could not determine a constructor",
+    ),
     "bytes that are no text": (b"model: \xff\xfe\n", "invalid start byte"),
     "a control character": (b"model: \x00\n", "special characters are not allowed"),
     "an unhashable key": ("model: {? [1, 2] : 3}\n", "found unhashable key"),
@@ -27,7 +30,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("content", "message"), HOSTILE.values(), ids=list(HOSTILE))
-def test_hostile_yaml_is_one_sentence(tmp_path: Path, monkeypatch, content: str | bytes, message: str) -> None:
+def test_hostile_yaml_is_one_sentence(
+    tmp_path: Path, monkeypatch, content: str | bytes, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-import train
-from training.config import parse
+from adamae import train
+from adamae.training.config import parse
 
 LIBRARY = ctypes.CDLL("libcuda.so.1")
 

@@ -16,8 +16,8 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import UserDefinedTritonKernel
 from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
 
-from benchmarks.step import measure_config
-from model.config import ModelConfig
+from adamae.benchmarks.step import measure_config
+from adamae.model.config import ModelConfig
 
 
 class NoKernel:
@@ -51,14 +51,14 @@ import sys
 from importlib import import_module
 
 import torch
-from benchmarks import harness
-from pipeline.decoding import dali
+from adamae.benchmarks import harness
+from adamae.pipeline.decoding import dali
 
 torch.distributions.Distribution.set_default_validate_args(False)
 torch.backends.cudnn.enabled = False  # it looks for the GPU by itself, and so does DALI
 dali.try_decoding = lambda *_: "it needs a GPU"
 harness.require = lambda *_: None
-from benchmarks import kernel_speed, train_throughput
+from adamae.benchmarks import kernel_speed, train_throughput
 
 kernel_speed.check = train_throughput.check_losses = lambda *_: None
 get, invert = torch.Tensor.__getitem__, torch.Tensor.__invert__
@@ -100,19 +100,33 @@ GPU_TESTS = [
 
 @pytest.mark.slow  # they train, and count steps of ViT-Small
 def test_tests_for_a_gpu_that_compare_no_values_pass(library: Path) -> None:
-    done = gpu.run(library, "-m", ["pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS])
+    done = gpu.run(
+        library,
+        "-m",
+        ["pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS],
+    )
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.slow  # torch.compile of ViT-Base, three times
-def test_the_compiled_steps_memory_and_traffic_are_what_the_docs_say(library: Path, tmp_path: Path) -> None:
+def test_the_compiled_steps_memory_and_traffic_are_what_the_docs_say(
+    library: Path, tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(COMPILED)
-    done = gpu.run(library, str(tmp_path / "program.py"), [], seconds=1400, TORCHINDUCTOR_FORCE_DISABLE_CACHES=1)
+    done = gpu.run(
+        library,
+        str(tmp_path / "program.py"),
+        [],
+        seconds=1400,
+        TORCHINDUCTOR_FORCE_DISABLE_CACHES=1,
+    )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     gib, traffic, kernels = zip(*found, strict=True)
-    assert gib[:2] == pytest.approx([3.00, 2.40], rel=0.02)  # what graphs write does not count as allocated
+    assert gib[:2] == pytest.approx(
+        [3.00, 2.40], rel=0.02
+    )  # what graphs write does not count as allocated
     # GB and kernels beside products and attention; with graphs, what is cheap is not recomputed.
     assert traffic == pytest.approx([10.6, 12.0, 9.63], rel=0.05)
     assert kernels == pytest.approx([419, 449, 418], rel=0.05)
@@ -123,7 +137,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the folder of all stages: their videos and shards are made once."""
     folder = tmp_path_factory.mktemp("stages")
     (folder / "unchecked.py").write_text(UNCHECKED)
-    (folder / "python").write_text(PYTHON.format(python=sys.executable, program=folder / "unchecked.py"))
+    (folder / "python").write_text(
+        PYTHON.format(python=sys.executable, program=folder / "unchecked.py")
+    )
     (folder / "python").chmod(0o755)
     return folder
 
@@ -134,5 +150,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stage_ends(stage: str, library: Path, folder: Path) -> None:
     """But `tests`, which compares values."""
     command = ["bash", "benchmarks/on_gpu.sh", folder / "out", stage]
-    done = gpu.run(library, "-c", [CALL, *command], seconds=1400, SMALL=1, STAGE_SECONDS=1350, PYTHON=folder / "python")
+    done = gpu.run(
+        library,
+        "-c",
+        [CALL, *command],
+        seconds=1400,
+        SMALL=1,
+        STAGE_SECONDS=1350,
+        PYTHON=folder / "python",
+    )
     assert done.returncode == 0, done.stdout

@@ -11,9 +11,24 @@ import numpy as np
 import yaml
 
 ODD_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 0.5, 2**63, 10**30, float("nan"), "", "x" * 5000, "\x1b[2J\nerror: all is lost", "../../secret",
-    [], {}, [[]], {"a": 1}, "\udce9",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    2**63,
+    10**30,
+    float("nan"),
+    "",
+    "x" * 5000,
+    "\x1b[2J\nerror: all is lost",
+    "../../secret",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    "\udce9",
+)
 ODD_SIZES = (0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)  # of a box, a header, an offset
 
 
@@ -30,12 +45,23 @@ def replace_bytes(data: bytes, rng: Random) -> bytes:
     start = rng.choice((0, rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
     size = rng.choice((4, 8))
     number = (rng.choice(ODD_SIZES) % 2 ** (8 * size)).to_bytes(size, rng.choice(("big", "little")))
-    new = rng.choice((b"", number, bytes(rng.choice((1, 16, 512))), rng.randbytes(16), data[:100], b"\xef\xbb\xbf"))
+    new = rng.choice(
+        (
+            b"",
+            number,
+            bytes(rng.choice((1, 16, 512))),
+            rng.randbytes(16),
+            data[:100],
+            b"\xef\xbb\xbf",
+        )
+    )
     return data[:start] + new + (data[rng.choice((start, start + len(new))) :] if new else b"")
 
 
 def encode_differently(data: bytes, rng: Random) -> bytes:
-    return data.decode(errors="replace").encode(rng.choice(("utf-16", "utf-8-sig", "latin-1")), errors="replace")
+    return data.decode(errors="replace").encode(
+        rng.choice(("utf-16", "utf-8-sig", "latin-1")), errors="replace"
+    )
 
 
 def replace_value(tree: Any, rng: Random) -> Any:
@@ -78,11 +104,15 @@ def change_lines(data: bytes, rng: Random) -> bytes:
 def change_array(data: bytes, rng: Random) -> bytes:
     """Change one number of an .npy file, or its header."""
     if rng.random() < 0.3:
-        return data.replace(rng.choice((b"(", b"'<", b"False")), rng.choice((b"(9" + b"9" * 20, b"'>", b"True ")), 1)
+        return data.replace(
+            rng.choice((b"(", b"'<", b"False")), rng.choice((b"(9" + b"9" * 20, b"'>", b"True ")), 1
+        )
     raw = bytearray(np.load(io.BytesIO(data), allow_pickle=False).tobytes())
     if raw:
         start = rng.randrange(len(raw)) // 8 * 8
-        raw[start : start + 8] = rng.choice((bytes(8), b"\xff" * 8, b"\x01" + bytes(7)))[: len(raw) - start]
+        raw[start : start + 8] = rng.choice((bytes(8), b"\xff" * 8, b"\x01" + bytes(7)))[
+            : len(raw) - start
+        ]
     return data[: len(data) - len(raw)] + bytes(raw)
 
 
@@ -94,7 +124,9 @@ def change_tensors(data: bytes, rng: Random) -> bytes:
         header = change_json(header, rng)
     else:
         start = rng.randrange(len(body)) // 4 * 4
-        body[start : start + 400] = np.full(100, rng.choice((np.nan, np.inf, 1e30)), np.float32).tobytes()
+        body[start : start + 400] = np.full(
+            100, rng.choice((np.nan, np.inf, 1e30)), np.float32
+        ).tobytes()
     return len(header).to_bytes(8, "little") + header + bytes(body)
 
 
@@ -118,5 +150,11 @@ def damage(path: Path, rng: Random) -> None:
         return
     try:
         path.write_bytes(rng.choice((*BY_SUFFIX.get(path.suffix, ()), *ANY))(data, rng))
-    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):  # damaged before, so not of its kind
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        yaml.YAMLError,
+    ):  # damaged before, so not of its kind
         path.write_bytes(flip_bits(data, rng))

@@ -42,17 +42,35 @@ class Target:
 
 TARGETS = {
     "copy": Target("videos", "*/*.mp4", MAKE + "{given} {out}/shards --encode=copy", (0, 2, 3)),
-    "encode": Target("videos", "*/*.mp4", MAKE + "{given} {out}/shards --preset=ultrafast", (0, 2, 3)),
-    "list": Target("list", "list.csv", MAKE + "{given}/list.csv {out}/shards --encode=copy", (0, 2, 3)),
-    "tar": Target("tar", "videos.tar", MAKE + "{given}/videos.tar {out}/shards --encode=copy", (0, 2, 3)),
-    "check": Target("run", "shards/*", "shard_tools/check_shards.py {given}/shards --workers=1", (0, 1, 2)),
-    "add": Target("run", "shards/*", MAKE + "{given}/videos {given}/shards --frame-stride=2", (0, 2, 3), True),
+    "encode": Target(
+        "videos", "*/*.mp4", MAKE + "{given} {out}/shards --preset=ultrafast", (0, 2, 3)
+    ),
+    "list": Target(
+        "list", "list.csv", MAKE + "{given}/list.csv {out}/shards --encode=copy", (0, 2, 3)
+    ),
+    "tar": Target(
+        "tar", "videos.tar", MAKE + "{given}/videos.tar {out}/shards --encode=copy", (0, 2, 3)
+    ),
+    "check": Target(
+        "run", "shards/*", "shard_tools/check_shards.py {given}/shards --workers=1", (0, 1, 2)
+    ),
+    "add": Target(
+        "run", "shards/*", MAKE + "{given}/videos {given}/shards --frame-stride=2", (0, 2, 3), True
+    ),
     "preview": Target("run", "shards/*", PREVIEW + "{given}/shards"),
     "train": Target("run", "shards/*", TRAIN + "{given}/shards run={out}/run"),
-    "resume": Target("run", "run/**/*", TRAIN + "{given}/shards run={given}/run", changes_given=True),
-    "config": Target("run", "run/config.yaml", "train.py --config={given}/run/config.yaml run={out}/run"),
-    "visualize": Target("run", "run/**/*", "visualize.py {given}/run {given}/shards --clips=1 --output={out}"),
-    "weights": Target("run", WEIGHTS, f"export.py import {{given}}/{WEIGHTS} {{out}}/imported.safetensors"),
+    "resume": Target(
+        "run", "run/**/*", TRAIN + "{given}/shards run={given}/run", changes_given=True
+    ),
+    "config": Target(
+        "run", "run/config.yaml", "train.py --config={given}/run/config.yaml run={out}/run"
+    ),
+    "visualize": Target(
+        "run", "run/**/*", "visualize.py {given}/run {given}/shards --clips=1 --output={out}"
+    ),
+    "weights": Target(
+        "run", WEIGHTS, f"export.py import {{given}}/{WEIGHTS} {{out}}/imported.safetensors"
+    ),
 }
 
 
@@ -102,7 +120,9 @@ def _run(command: str, home: Path) -> "CompletedProcess[str]":
 
 def _complaints(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator[str]:
     code, output = done.returncode, done.stdout + done.stderr
-    last = ([line for line in done.stderr.replace("\r", "\n").split("\n") if line.strip()] or [""])[-1]
+    last = ([line for line in done.stderr.replace("\r", "\n").split("\n") if line.strip()] or [""])[
+        -1
+    ]
     if "Traceback (most recent call last)" in output:
         yield f"traceback: {last}"
     elif code < 0:
@@ -118,7 +138,9 @@ def _complaints(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator
 def _read(folder: Path) -> dict[str, bytes | str]:
     """Return every file's bytes, and where links lead."""
     found = sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
-    return {str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found}
+    return {
+        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found
+    }
 
 
 def _checked(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
@@ -126,22 +148,31 @@ def _checked(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--cases", type=int, help="stop after so many cases")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first case (default: the time)")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="of the first case (default: the time)"
+    )
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     options = parser.parse_args()
     found, cases, end = 0, 0, time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="adamae-fuzz-") as scratch:
         make_materials(Path(scratch))
         while time.monotonic() < end and cases != options.cases:
-            name, seed = options.targets[cases % len(options.targets)], options.seed + cases // len(options.targets)
+            name, seed = (
+                options.targets[cases % len(options.targets)],
+                options.seed + cases // len(options.targets),
+            )
             folder = Path(scratch) / "case"
             folder.mkdir()
             complaints = run_case(name, seed, folder)
             if complaints:
-                print(f"--targets {name} --seed {seed} --cases 1: {'; '.join(complaints)}", flush=True)
+                print(
+                    f"--targets {name} --seed {seed} --cases 1: {'; '.join(complaints)}", flush=True
+                )
             shutil.rmtree(folder)
             found, cases = found + bool(complaints), cases + 1
     print(f"{cases} cases, {found} findings")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shard_making import run_here
 
-from shard_tools.workers import ENGINES
+from adamae.shard_tools.workers import ENGINES
 
 SECONDS = 10  # of processor time, imports done
 MEMORY = 2**30  # bytes beyond what the imports take

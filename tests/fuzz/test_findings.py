@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from shard_making import all_samples, decode, make, run_here, video_bytes
 
-import visualize
-from common.errors import InputError
-from shard_tools import check_shards
-from shard_tools.workers import ENGINES
+from adamae import visualize
+from adamae.common.errors import InputError
+from adamae.shard_tools import check_shards
+from adamae.shard_tools.workers import ENGINES
 
 ROOT = Path(__file__).parents[2]
 VIDEOS = sorted((Path(__file__).parent / "findings").iterdir())
@@ -56,9 +56,13 @@ def test_damage_to_what_make_shards_reads_needs_no_traceback(
         make(synthetic_videos, shards, "--frame-stride=2")
 
 
-def test_a_damaged_run_is_one_sentence(tiny_run: Path, synthetic_shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_is_one_sentence(
+    tiny_run: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(tiny_run, tmp_path / "run")
-    options = visualize.parse_arguments([str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'out'}"])
+    options = visualize.parse_arguments(
+        [str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'out'}"]
+    )
     config, weights = run / "config.yaml", run / "checkpoints/step-00000006/model.safetensors"
     intact = config.read_text()
     config.write_text(intact.replace("frame_stride: 2", "frame_stride: often"))
@@ -78,4 +82,6 @@ def test_random_cases_find_nothing() -> None:
     path = os.pathsep.join(str(ROOT / folder) for folder in (".", "tests", "tests/shard_tools"))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "60 cases, 0 findings\n"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, "60 cases, 0 findings\n"), (
+        done.stdout + done.stderr
+    )

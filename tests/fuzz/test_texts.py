@@ -10,35 +10,73 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from common.errors import InputError
-from shard_tools.inputs import read_inputs, read_label_map
-from training.config import TrainConfig, parse, to_yaml
+from adamae.common.errors import InputError
+from adamae.shard_tools.inputs import read_inputs, read_label_map
+from adamae.training.config import TrainConfig, parse, to_yaml
 
 # The same examples every time, so that a test does not fail by chance.
 fixed = settings(
-    max_examples=50, derandomize=True, deadline=None, database=None,
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 
 NAMES = st.sampled_from(
-    ["a.mp4", "b b.mp4", "c", "../a.mp4", "/nowhere.mp4", "s3://bucket/a.mp4", "a.mp4/", "x" * 300 + ".mp4"]
+    [
+        "a.mp4",
+        "b b.mp4",
+        "c",
+        "../a.mp4",
+        "/nowhere.mp4",
+        "s3://bucket/a.mp4",
+        "a.mp4/",
+        "x" * 300 + ".mp4",
+    ]
 )
 TEXT = st.text(max_size=12) | st.text(st.sampled_from('ab01.,;\t"\n\r -/é\x00'), max_size=40)
 CELLS = (
-    NAMES | TEXT | st.sampled_from(["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"])
+    NAMES
+    | TEXT
+    | st.sampled_from(
+        ["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"]
+    )
 )
 JSON: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | CELLS,
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["id", "path", "label", "template"]) | TEXT, inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["id", "path", "label", "template"]) | TEXT, inner, max_size=4
+        )
     ),
     max_leaves=12,
 )
 KEYS = st.sampled_from(
-    ["run", "steps", "epochs", "batch_size", "seed", "precision", "data", "model", "optimizer", "finetune", "device",
-     "shards", "weights", "frame_stride", "flip", "crop", "size", "num_frames", "mask_ratio", "base_lr"]
-)  # fmt: skip
+    [
+        "run",
+        "steps",
+        "epochs",
+        "batch_size",
+        "seed",
+        "precision",
+        "data",
+        "model",
+        "optimizer",
+        "finetune",
+        "device",
+        "shards",
+        "weights",
+        "frame_stride",
+        "flip",
+        "crop",
+        "size",
+        "num_frames",
+        "mask_ratio",
+        "base_lr",
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +106,16 @@ def check_list(path: Path) -> None:
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "latin-1"]),
 )
 @example([["path", "label"], ["a.mp4", "walk"], ["b b.mp4"]], ",", "utf-8")
-@example([["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ",", "utf-8")
+@example(
+    [["youtube_id", "time_start", "time_end", "label"], ["c", "nan", "1e400", "walk"]], ",", "utf-8"
+)
 @example([["x" * 300, "walk"]], " ", "utf-8-sig")
 def test_text_lists(folder: Path, rows: list[list[str]], separator: str, encoding: str) -> None:
     path = folder / {" ": "list.txt", "\t": "list.tsv"}.get(separator, "list.csv")
     text = "\n".join(separator.join(row) for row in rows)
-    path.write_bytes(text.encode(encoding, errors="replace" if encoding == "latin-1" else "surrogatepass"))
+    path.write_bytes(
+        text.encode(encoding, errors="replace" if encoding == "latin-1" else "surrogatepass")
+    )
     check_list(path)
 
 
@@ -98,7 +140,9 @@ def test_label_maps(folder: Path, value: Any, is_json: bool) -> None:
 
 
 @settings(fixed, max_examples=30)  # parsing one takes 0.2 s
-@given(st.dictionaries(KEYS | TEXT, JSON | st.dictionaries(KEYS | TEXT, JSON, max_size=3), max_size=4))
+@given(
+    st.dictionaries(KEYS | TEXT, JSON | st.dictionaries(KEYS | TEXT, JSON, max_size=3), max_size=4)
+)
 @example({"data": {"shards": "x"}, "steps": 3})
 @example({"data": {"shards": ["x", "y"], "weights": [1, 2.5]}})
 def test_configurations(folder: Path, values: dict[str, Any]) -> None:

@@ -22,15 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
-from kernels import launch
-from kernels.clip_tables import lay_out_tables
-from kernels.crop_resize import DecodedClips, crop_resize
-from kernels.gather_tokens import gather_tokens
-from kernels.gumbel_topk import gumbel_topk
-from kernels.masked_patch_loss import masked_patch_loss
-from kernels.patchify import patchify
-from kernels.scatter_tokens import scatter_tokens
-from model.config import SIZES, ModelConfig
+from adamae.kernels import launch
+from adamae.kernels.clip_tables import lay_out_tables
+from adamae.kernels.crop_resize import DecodedClips, crop_resize
+from adamae.kernels.gather_tokens import gather_tokens
+from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.masked_patch_loss import masked_patch_loss
+from adamae.kernels.patchify import patchify
+from adamae.kernels.scatter_tokens import scatter_tokens
+from adamae.model.config import SIZES, ModelConfig
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -56,7 +56,9 @@ class Launcher:
             signature[parameter.name] = mangle_type(value)
             if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(place,)] = [["tt.divisibility", 16]]
-        key = json.dumps([self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps])
+        key = json.dumps(
+            [self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps]
+        )
         self.found[key] = ASTSource(self.kernel, signature, constexprs, attributes), num_warps
 
 
@@ -74,7 +76,9 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
-        tables = (torch.empty(shape, dtype=getattr(torch, name)) for name, shape in lay_out_tables(32, 16))
+        tables = (
+            torch.empty(shape, dtype=getattr(torch, name)) for name, shape in lay_out_tables(32, 16)
+        )
         clips = DecodedClips(torch.empty(2**20, dtype=torch.uint8), *tables)
         for height, width in ((224, 224), (219, 173)):
             crop_resize(clips, height, width)
@@ -84,7 +88,9 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
 def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
     """Everything between tokens and loss, forward and backward."""
     batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
-    logits = torch.empty(batch, tokens, requires_grad=True)  # fp32 whatever the rest is (model/masking)
+    logits = torch.empty(
+        batch, tokens, requires_grad=True
+    )  # fp32 whatever the rest is (model/masking)
     visible, masked, log_probs = gumbel_topk(logits, k, 0, 0)
     pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size
@@ -105,11 +111,15 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
 
 
 def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, Any]:
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps})
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps}
+    )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")}
     return {
         "kernel": source.fn.__name__,

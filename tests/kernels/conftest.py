@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels import launch
+from adamae.kernels import launch
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from av.filter import Graph
 from av.video.frame import VideoFrame
 from torch.nn.functional import interpolate
 
-from common.errors import InputError
-from kernels import clip_tables
-from kernels.clip_tables import LUMA_WEIGHTS
-from kernels.crop_resize import DecodedClips, crop_resize
+from adamae.common.errors import InputError
+from adamae.kernels import clip_tables
+from adamae.kernels.clip_tables import LUMA_WEIGHTS
+from adamae.kernels.crop_resize import DecodedClips, crop_resize
 from tests.kernels.test_ops import plain
 
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5), "top left": (0.0, 0.0), "bottom": (0.5, 1.0)}
@@ -36,8 +36,15 @@ def pack(planes, bits=8):
 
 def one_clip(planes, box, matrix, siting="center", flip=False, bits=8):
     """A clip of one frame; matrix fp32 [3, 4]."""
-    sizes, boxes = torch.tensor([[*planes[0].shape, 1 if bits == 8 else 2]]).int(), torch.tensor([box]).int()
-    start, flips, sitings = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([flip]), torch.tensor([SITING[siting]])
+    sizes, boxes = (
+        torch.tensor([[*planes[0].shape, 1 if bits == 8 else 2]]).int(),
+        torch.tensor([box]).int(),
+    )
+    start, flips, sitings = (
+        torch.zeros(1, 1, dtype=torch.int64),
+        torch.tensor([flip]),
+        torch.tensor([SITING[siting]]),
+    )
     return DecodedClips(pack(planes, bits), start, sizes, boxes, flips, matrix[None], sitings)
 
 
@@ -47,9 +54,15 @@ def noise(height, width, bits=8):
 
 def mixed_clips():
     """Frames of two sizes and depths, in another order than they are packed in, one of them twice, one at odd bytes."""
-    one = one_clip(noise(33, 51), (11, 5, 40, 28), color_matrix("bt709", False, 8), "left", flip=True)
-    other = one_clip(noise(24, 20, 10), (3, 7, 9, 11), color_matrix("bt2020nc", True, 10), "top left", bits=10)
-    planes = torch.cat([one.planes, torch.zeros(1, dtype=torch.uint8), pack(noise(33, 51)), other.planes])
+    one = one_clip(
+        noise(33, 51), (11, 5, 40, 28), color_matrix("bt709", False, 8), "left", flip=True
+    )
+    other = one_clip(
+        noise(24, 20, 10), (3, 7, 9, 11), color_matrix("bt2020nc", True, 10), "top left", bits=10
+    )
+    planes = torch.cat(
+        [one.planes, torch.zeros(1, dtype=torch.uint8), pack(noise(33, 51)), other.planes]
+    )
     second, third = len(one.planes) + 1, len(planes) - len(other.planes)
     both = DecodedClips(*map(torch.cat, zip(one, other, strict=True)))
     return both._replace(planes=planes, offsets=torch.tensor([[second, 0], [third, third]]))
@@ -57,7 +70,9 @@ def mixed_clips():
 
 def test_triton_gives_what_the_reference_gives(device):
     clips = mixed_clips()
-    got = crop_resize(DecodedClips(*(table.to(device) for table in clips)), 17, 33)  # interpreted: .3 s a tile
+    got = crop_resize(
+        DecodedClips(*(table.to(device) for table in clips)), 17, 33
+    )  # interpreted: .3 s a tile
     expected = plain(crop_resize, clips, 17, 33)
     assert got.shape == (2, 2, 17, 33, 3)
     off = (got.cpu().int() - expected.int()).abs()
@@ -65,9 +80,15 @@ def test_triton_gives_what_the_reference_gives(device):
     assert (off > 0).float().mean() < 1e-3  # ties
 
 
-@pytest.mark.parametrize(("box", "size"), [
-    ((0, 0, 40, 30), (30, 40)), ((3, 5, 31, 23), (7, 9)), ((6, 2, 11, 9), (20, 31)), ((39, 0, 1, 30), (4, 3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("box", "size"),
+    [
+        ((0, 0, 40, 30), (30, 40)),
+        ((3, 5, 31, 23), (7, 9)),
+        ((6, 2, 11, 9), (20, 31)),
+        ((39, 0, 1, 30), (4, 3)),
+    ],
+)
 def test_luma_is_scaled_as_torch_scales_with_antialiasing(box, size):
     planes, (x, y, w, h) = noise(30, 40), box
     got = crop_resize(one_clip(planes, box, IDENTITY), *size)[0, 0, :, :, 0]
@@ -81,26 +102,47 @@ def test_nothing_outside_the_box_counts(box):
     planes, (x, y, w, h) = noise(32, 48), box
     others = noise(32, 48)
     for scale, plane, other in zip((1, 2, 2), planes, others, strict=True):
-        box_of_plane = np.s_[y // scale : (y + h - 1) // scale + 1, x // scale : (x + w - 1) // scale + 1]
+        box_of_plane = np.s_[
+            y // scale : (y + h - 1) // scale + 1, x // scale : (x + w - 1) // scale + 1
+        ]
         other[box_of_plane] = plane[box_of_plane]
     matrix = color_matrix("bt709", False, 8)
     for size in ((5, 7), (30, 40)):
-        pair = [crop_resize(one_clip(frame, box, matrix, "left"), *size) for frame in (planes, others)]
+        pair = [
+            crop_resize(one_clip(frame, box, matrix, "left"), *size) for frame in (planes, others)
+        ]
         assert torch.equal(*pair)
 
 
-@pytest.mark.parametrize(("colorspace", "full_range", "bits"), product(LUMA_WEIGHTS, (False, True), (8, 10, 16)))
+@pytest.mark.parametrize(
+    ("colorspace", "full_range", "bits"), product(LUMA_WEIGHTS, (False, True), (8, 10, 16))
+)
 def test_a_color_matrix_undoes_the_definition_of_its_standard(colorspace, full_range, bits):
     """E'Y = K_R R + K_G G + K_B B, E'PB = (B - E'Y) / (2 - 2 K_B), quantized as in Rec. ITU-T H.273 §8.3."""
-    red, blue = {"smpte170m": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020nc": (0.2627, 0.0593)}[colorspace]
-    rgb = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.2, 0.5, 0.7]], dtype=torch.float64)
+    red, blue = {
+        "smpte170m": (0.299, 0.114),
+        "bt709": (0.2126, 0.0722),
+        "bt2020nc": (0.2627, 0.0593),
+    }[colorspace]
+    rgb = torch.tensor(
+        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.2, 0.5, 0.7]],
+        dtype=torch.float64,
+    )
     y = rgb @ torch.tensor([red, 1 - red - blue, blue], dtype=torch.float64)
     pb, pr = (rgb[:, 2] - y) / (2 - 2 * blue), (rgb[:, 0] - y) / (2 - 2 * red)
     if full_range:
-        stored = [(2**bits - 1) * y, (2**bits - 1) * pb + 2 ** (bits - 1), (2**bits - 1) * pr + 2 ** (bits - 1)]
+        stored = [
+            (2**bits - 1) * y,
+            (2**bits - 1) * pb + 2 ** (bits - 1),
+            (2**bits - 1) * pr + 2 ** (bits - 1),
+        ]
     else:
-        stored = [2 ** (bits - 8) * value for value in (219 * y + 16, 224 * pb + 128, 224 * pr + 128)]
-    got = color_matrix(colorspace, full_range, bits).double() @ torch.stack([*stored, torch.ones(6)])
+        stored = [
+            2 ** (bits - 8) * value for value in (219 * y + 16, 224 * pb + 128, 224 * pr + 128)
+        ]
+    got = color_matrix(colorspace, full_range, bits).double() @ torch.stack(
+        [*stored, torch.ones(6)]
+    )
     torch.testing.assert_close(got.T, 255 * rgb, rtol=0, atol=1e-4)
 
 
@@ -108,20 +150,28 @@ def scale_with_ffmpeg(planes, box, size, colorspace, full_range, bits, siting, f
     """What FFmpeg's scaler makes of the crop, which is cut out here: FFmpeg's crop moves chroma at odd offsets."""
     x, y, w, h = box
     shown = zip(planes, (1, 2, 2), plane_shapes(h, w), strict=True)
-    crops = [plane[y // step :, x // step :][:rows, :columns] for plane, step, (rows, columns) in shown]
+    crops = [
+        plane[y // step :, x // step :][:rows, :columns] for plane, step, (rows, columns) in shown
+    ]
     samples = torch.cat([crop.flatten() for crop in crops]).view(-1, w).numpy()
     kind, name = (np.uint8, "yuv420p") if bits == 8 else (np.uint16, f"yuv420p{bits}le")
     frame = VideoFrame.from_ndarray(samples.astype(kind), name)
     # In 1/256 pixels. At an odd offset, the first sample lies a pixel before the crop.
-    right, below = (round(256 * (offset - start % 2)) for offset, start in zip(SITING[siting], (x, y), strict=True))
+    right, below = (
+        round(256 * (offset - start % 2))
+        for offset, start in zip(SITING[siting], (x, y), strict=True)
+    )
     graph = Graph()
     steps = [
         ("buffer", f"video_size={w}x{h}:pix_fmt={frame.format.name}:time_base=1/1"),
         ("setparams", f"colorspace={colorspace}:range={'pc' if full_range else 'tv'}"),
-        ("scale", f"{size[1]}:{size[0]}:flags=bilinear+accurate_rnd+full_chroma_int"
-                  f":in_h_chr_pos={right}:in_v_chr_pos={below}"),
+        (
+            "scale",
+            f"{size[1]}:{size[0]}:flags=bilinear+accurate_rnd+full_chroma_int"
+            f":in_h_chr_pos={right}:in_v_chr_pos={below}",
+        ),
         ("format", "rgb24"),
-    ]  # fmt: skip
+    ]
     graph.link_nodes(*(graph.add(*step) for step in steps), graph.add("buffersink")).configure()
     graph.vpush(frame)
     image = torch.from_numpy(graph.vpull().to_ndarray())
@@ -133,7 +183,11 @@ def texture(bits):
     planes = []
     for number, (rows, columns) in enumerate(plane_shapes(180, 241)):
         y, x = torch.linspace(0, 1, rows)[:, None], torch.linspace(0, 1, columns)
-        waves = torch.sin(18 * x + 8 * y + number) + torch.sin(46 * y * x + 2 * number) + ((x - y).abs() < 0.3)
+        waves = (
+            torch.sin(18 * x + 8 * y + number)
+            + torch.sin(46 * y * x + 2 * number)
+            + ((x - y).abs() < 0.3)
+        )
         level = (waves + 2) / 5 + 0.02 * torch.randn(rows, columns)
         level = level if number == 0 else 0.25 + 0.5 * level
         planes.append((level.clamp(0, 1) * (2**bits - 1)).round().long())
@@ -149,10 +203,14 @@ FFMPEG_CASES = [  # box, size, siting, flip; of even sides: FFmpeg stretches chr
 ]
 
 
-@pytest.mark.parametrize(("colorspace", "full_range", "bits"), product(LUMA_WEIGHTS, (False, True), (8, 10)))
+@pytest.mark.parametrize(
+    ("colorspace", "full_range", "bits"), product(LUMA_WEIGHTS, (False, True), (8, 10))
+)
 def test_ffmpegs_scaler_gives_the_same_within_a_gray_level(colorspace, full_range, bits):
     planes, matrix = texture(bits), color_matrix(colorspace, full_range, 8)
-    matrix[:, :3] /= 2 ** (bits - 8)  # FFmpeg takes 1020 of 10 bits for white in full range too, where it is 1023
+    matrix[:, :3] /= 2 ** (
+        bits - 8
+    )  # FFmpeg takes 1020 of 10 bits for white in full range too, where it is 1023
     for box, size, siting, flip in FFMPEG_CASES:
         got = crop_resize(one_clip(planes, box, matrix, siting, flip, bits), *size)[0, 0]
         expected = scale_with_ffmpeg(planes, box, size, colorspace, full_range, bits, siting, flip)
@@ -190,7 +248,9 @@ def test_misuse_is_told_before_memory_is_read(sentence):
 def test_clips_without_pixels_and_unknown_colors_are_refused():
     with pytest.raises(InputError, match="0 x 8 pixels"):
         crop_resize(CLIP, 0, 8)
-    with pytest.raises(InputError, match="colorspace is bt2020c: give one of smpte170m, bt709, bt2020nc"):
+    with pytest.raises(
+        InputError, match="colorspace is bt2020c: give one of smpte170m, bt709, bt2020nc"
+    ):
         color_matrix("bt2020c", False, 10)
     with pytest.raises(InputError, match="7 bits"):
         color_matrix("bt709", False, 7)

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from kernels.gumbel_topk import gumbel_topk, gumbel_topk_ref
-from kernels.masked_patch_loss import masked_patch_loss
+from adamae.kernels.gumbel_topk import gumbel_topk, gumbel_topk_ref
+from adamae.kernels.masked_patch_loss import masked_patch_loss
 from tests.kernels.test_references import token_path, token_path_inputs
 
 pytestmark = pytest.mark.gpu
@@ -64,14 +64,16 @@ def test_no_tensor_of_the_targets_size_is_allocated():
     loss = masked_patch_loss(pred, clip, ids, 2, 16)
     assert torch.cuda.max_memory_allocated() - before < pred.nbytes // 100
     loss.sum().backward()
-    assert torch.cuda.max_memory_allocated() - before < 1.1 * pred.nbytes  # its gradient, and nothing else
+    assert (
+        torch.cuda.max_memory_allocated() - before < 1.1 * pred.nbytes
+    )  # its gradient, and nothing else
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_bad_logits_end_the_process(bad):
     program = f"""
 import torch
-from kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.gumbel_topk import gumbel_topk
 gumbel_topk(torch.full((2, 40), float("{bad}"), device="cuda"), 3, 0, 0)
 torch.cuda.synchronize()
 """

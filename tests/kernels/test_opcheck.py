@@ -6,18 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import launch
+from adamae.kernels import launch
 from tests.kernels.test_crop_resize import CLIP as DECODED
 from tests.kernels.test_references import IDS, token_path_inputs
 
 # All ops: each has the file of its name.
-OPS = sorted(path.stem for path in Path(launch.__file__).parent.glob("*.py") if "\n@triton_op(" in path.read_text())
+OPS = sorted(
+    path.stem
+    for path in Path(launch.__file__).parent.glob("*.py")
+    if "\n@triton_op(" in path.read_text()
+)
 
 
 def op_arguments(device):
     clip, logits, x, mask_token, _ = token_path_inputs(device)
     ids, scalar = IDS.to(device), torch.tensor(3, device=device)
-    table, pred = torch.randn(12, 8, device=device), torch.randn(2, 3, 384, device=device, requires_grad=True)
+    table, pred = (
+        torch.randn(12, 8, device=device),
+        torch.randn(2, 3, 384, device=device, requires_grad=True),
+    )
     features = torch.randn(2, 3, 8, device=device, requires_grad=True)
     return {
         "crop_resize": (*(table.to(device) for table in DECODED), 4, 5),
@@ -36,4 +43,6 @@ def test_opcheck(name, device):
     if device.type == "cuda":
         torch.library.opcheck(op, arguments)
     else:  # the interpreter reads values, which fake tensors have not; tests/kernels/test_compile.py traces with them
-        torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_autograd_registration"))
+        torch.library.opcheck(
+            op, arguments, test_utils=("test_schema", "test_autograd_registration")
+        )

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from common.errors import InputError
-from kernels.gather_tokens import gather_tokens
-from kernels.gumbel_topk import gumbel_topk
-from kernels.masked_patch_loss import masked_patch_loss
-from kernels.patchify import patchify
-from kernels.scatter_tokens import scatter_tokens
-from model.sampling_loss import sampling_loss
+from adamae.common.errors import InputError
+from adamae.kernels.gather_tokens import gather_tokens
+from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.masked_patch_loss import masked_patch_loss
+from adamae.kernels.patchify import patchify
+from adamae.kernels.scatter_tokens import scatter_tokens
+from adamae.model.sampling_loss import sampling_loss
 
 CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)  # 2·2·3 patches of 2·8·8
 IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
@@ -28,12 +28,16 @@ def test_gradients_of_the_references():
     table = torch.randn(5, 4, dtype=torch.float64)
     assert gradcheck(lambda logits: gumbel_topk(logits, 2, 1, 0)[2], double(2, 5))
     assert gradcheck(lambda x: gather_tokens(x, ids, table), double(2, 5, 4))
-    assert gradcheck(lambda *args: scatter_tokens(*args, table, ids, rest), (double(2, 2, 4), double(4)))
+    assert gradcheck(
+        lambda *args: scatter_tokens(*args, table, ids, rest), (double(2, 2, 4), double(4))
+    )
     losses = torch.rand(2, 3)
     assert gradcheck(lambda log_probs: sampling_loss(log_probs, rest, losses), double(2, 5))
     clip = CLIP[:, :2, :4, :6]
     for kind in ("mse", "l1"):
-        assert gradcheck(lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24))
+        assert gradcheck(
+            lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24)
+        )
 
 
 def test_the_absolute_error_on_a_worked_example():
@@ -43,7 +47,9 @@ def test_the_absolute_error_on_a_worked_example():
     raw = masked_patch_loss(zeros, clip, ids, 1, 2, "l1", normalize=False)
     assert raw.item() == pytest.approx((10 + 20 + 7 + 7 + 0 + 255) / 6 / 255, rel=1e-6)
     # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so values are -+ sqrt(3)/2, of a flat channel 0.
-    assert masked_patch_loss(zeros, clip, ids, 1, 2, "l1").item() == pytest.approx(2 / 3 * 3**0.5 / 2, rel=1e-4)
+    assert masked_patch_loss(zeros, clip, ids, 1, 2, "l1").item() == pytest.approx(
+        2 / 3 * 3**0.5 / 2, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("bad", [[torch.nan], [torch.inf], [-torch.inf] * 5])
@@ -61,18 +67,26 @@ MISUSES = {
     "seed is torch.float32": lambda: gumbel_topk(torch.zeros(1, 5), 1, torch.zeros(()), 0),
     "ids are torch.int32": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS.int(), TABLE),
     "one row of ids": lambda: gather_tokens(torch.zeros(3, 12, 4), IDS, TABLE),
-    "the table of positions has shape": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 5)),
-    "fixed": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS, torch.zeros(12, 4, requires_grad=True)),
+    "the table of positions has shape": lambda: gather_tokens(
+        torch.zeros(2, 12, 4), IDS, torch.zeros(12, 5)
+    ),
+    "fixed": lambda: gather_tokens(
+        torch.zeros(2, 12, 4), IDS, torch.zeros(12, 4, requires_grad=True)
+    ),
     r"visible_ids has shape \(2, 3\): give": lambda: scatter_tokens(
         torch.zeros(2, 2, 4), torch.zeros(4), TABLE, IDS, IDS
     ),
-    "the mask token has shape": lambda: scatter_tokens(torch.zeros(2, 3, 4), torch.zeros(5), TABLE, IDS, IDS),
+    "the mask token has shape": lambda: scatter_tokens(
+        torch.zeros(2, 3, 4), torch.zeros(5), TABLE, IDS, IDS
+    ),
     "the clip is torch.float32": lambda: patchify(CLIP.float(), None, 2, 8),
     r"give \[B, T, H, W, C\]": lambda: patchify(CLIP[0], None, 2, 8),
     "pred has shape": lambda: masked_patch_loss(torch.zeros(2, 3, 383), CLIP, IDS, 2, 8),
     "kind is 'l2'": lambda: masked_patch_loss(torch.zeros(2, 3, 384), CLIP, IDS, 2, 8, "l2"),
     "loss_per_token has shape": lambda: sampling_loss(torch.zeros(2, 12), IDS, torch.zeros(2, 2)),
-    "masked_ids are empty": lambda: sampling_loss(torch.zeros(2, 12), IDS[:, :0], torch.zeros(2, 0)),
+    "masked_ids are empty": lambda: sampling_loss(
+        torch.zeros(2, 12), IDS[:, :0], torch.zeros(2, 0)
+    ),
 }
 
 
@@ -95,4 +109,6 @@ def token_path(clip, logits, x, mask_token, weight, seed, offset):
 
 def token_path_inputs(device):
     parameters = ((2, 12), (2, 12, 8), (8,), (8, 384))
-    return CLIP.to(device), *(torch.randn(shape, device=device, requires_grad=True) for shape in parameters)
+    return CLIP.to(device), *(
+        torch.randn(shape, device=device, requires_grad=True) for shape in parameters
+    )

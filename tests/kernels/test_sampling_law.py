@@ -5,7 +5,7 @@ import itertools
 import torch
 from scipy import stats
 
-from kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.gumbel_topk import gumbel_topk
 
 CHANCE = 1e-3  # a true sampler fails a test this often; seeds are fixed, so each either always or never does
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.masking import Mask
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.masking import Mask
 
 # 4 frames of 32×32 in patches of 2×8×8 are 2·4·4 = 32 tokens: a model that runs in milliseconds.
 SMALL: dict[str, Any] = {
@@ -30,14 +30,20 @@ def small(**changes: Any) -> ModelConfig:
 
 def random_clip(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> Tensor:
     shape = (batch_size, config.num_frames, *config.frame_size, 3)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def random_ids(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
     """visible_ids, masked_ids: ascending, of a random split of the tokens."""
     generator = torch.Generator().manual_seed(seed)
-    order = torch.stack([torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)])
-    return order[:, : config.num_visible].sort().values, order[:, config.num_visible :].sort().values
+    order = torch.stack(
+        [torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)]
+    )
+    return order[:, : config.num_visible].sort().values, order[
+        :, config.num_visible :
+    ].sort().values
 
 
 def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
@@ -62,4 +68,6 @@ def close(value: Tensor, expected: Tensor, name: str = "", within: float = 1e-5)
     """Compare relative to the largest of the expected values."""
     atol = within * max(expected.abs().max().item(), 1e-3)
     expected = expected.to(value.dtype)
-    torch.testing.assert_close(value.cpu(), expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        value.cpu(), expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}"
+    )

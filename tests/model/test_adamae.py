@@ -3,10 +3,10 @@ import torch
 from material import close, give_ids, random_clip, random_ids, randomize, small
 from torch import Tensor
 
-from model.adamae import AdaMAE, Output
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from training.parallelize import compile_in_place
+from adamae.model.adamae import AdaMAE, Output
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.training.parallelize import compile_in_place
 
 MASKINGS = ["adaptive", "random", "tube", "frame"]
 SAMPLER = "token_sampler."
@@ -16,7 +16,11 @@ def gradient_names(model: torch.nn.Module, loss: Tensor) -> set[str]:
     """The parameters that `loss` moves."""
     model.zero_grad(set_to_none=True)
     loss.backward(retain_graph=True)
-    return {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
+    return {
+        name
+        for name, value in model.named_parameters()
+        if value.grad is not None and value.grad.any()
+    }
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
@@ -31,8 +35,12 @@ def test_hidden_pixels_do_not_reach_the_encoder(masking, detach) -> None:
     if masking == "adaptive":  # the sampler does see all pixels: keep its mask
         give_ids(model, first.visible_ids, first.masked_ids)
 
-    is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
-    is_masked = is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3).bool()
+    is_masked = (
+        torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
+    )
+    is_masked = (
+        is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3).bool()
+    )
     other = torch.where(is_masked, 255 - clip, clip)
     assert not torch.equal(other, clip)
     second = model(other, 3, 0)
@@ -83,12 +91,16 @@ def test_in_bf16_losses_stay_fp32_and_gradients_are_close() -> None:
     randomize(model)
     give_ids(model, *random_ids(config))
     dtypes = []
-    model.token_sampler.body[0].attn.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
+    model.token_sampler.body[0].attn.register_forward_hook(
+        lambda module, x, y: dtypes.append(y.dtype)
+    )
 
     def run(in_bf16: bool) -> tuple[Output, dict[str, Tensor]]:
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
             output = model(random_clip(config), 0, 0)
-        parameters = {name: p for name, p in model.named_parameters() if not name.startswith(SAMPLER)}
+        parameters = {
+            name: p for name, p in model.named_parameters() if not name.startswith(SAMPLER)
+        }
         gradients = torch.autograd.grad(output.reconstruction_loss, parameters.values())
         return output, dict(zip(parameters, gradients, strict=True))
 
@@ -122,9 +134,12 @@ def test_clips_draw_the_same_in_any_batch() -> None:
 @pytest.mark.parametrize("positions", ["flat-1d", "separable-3d"])
 def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, positions) -> None:
     config = small(
-        num_frames=num_frames, image_size=image_size, tubelet_size=tubelet_size, patch_size=patch_size,
+        num_frames=num_frames,
+        image_size=image_size,
+        tubelet_size=tubelet_size,
+        patch_size=patch_size,
         positions=positions,
-    )  # fmt: skip
+    )
     model = AdaMAE(config)
     output = model(random_clip(config, batch_size=1), 0, 0)
     output.loss.backward()
@@ -135,11 +150,15 @@ def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, pos
 
 
 @pytest.mark.slow  # half a minute of tracing
-@pytest.mark.parametrize(("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)])
+@pytest.mark.parametrize(
+    ("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)]
+)
 def test_compiled_whole_and_once_it_learns_as_the_plain_model(masking, checkpointing) -> None:
     """Though the compiled backward pass is given less, and makes the rest again."""
     torch._dynamo.reset()
-    model = AdaMAE(small(masking=masking, activation_checkpointing=checkpointing, detach_sampler_input=False)).eval()
+    model = AdaMAE(
+        small(masking=masking, activation_checkpointing=checkpointing, detach_sampler_input=False)
+    ).eval()
     randomize(model)
 
     def step(seed: int) -> tuple[Output, list[Tensor]]:
@@ -158,15 +177,19 @@ def test_compiled_whole_and_once_it_learns_as_the_plain_model(masking, checkpoin
 
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
 def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
-    def step(checkpointing: bool, clips_at_once: int, train: bool) -> tuple[Tensor, list[Tensor], int]:
-        monkeypatch.setattr("model.masking.CLIPS_AT_ONCE", clips_at_once)
+    def step(
+        checkpointing: bool, clips_at_once: int, train: bool
+    ) -> tuple[Tensor, list[Tensor], int]:
+        monkeypatch.setattr("adamae.model.masking.CLIPS_AT_ONCE", clips_at_once)
         torch.manual_seed(0)
         config = small(masking=masking, activation_checkpointing=checkpointing, decoder_depth=3)
         model = AdaMAE(config).train(train)
         randomize(model)
         kept: list[int] = []
         with (
-            torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda x: kept.append(x.numel()) or x, lambda x: x
+            ),
             torch.autocast("cpu", torch.bfloat16, enabled=train),
         ):
             loss = model(random_clip(config, batch_size=3), 0, 0).loss
@@ -191,7 +214,9 @@ def test_parameters_and_their_initialization() -> None:
     counts = [sum(value.numel() for value in model.parameters()) for model in (adaptive, tube)]
     assert counts == [102_501_505, 94_210_944]
     model = AdaMAE(ModelConfig(size="tiny"))
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}, "fixed positions are not saved"
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}, (
+        "fixed positions are not saved"
+    )
     for name, value in model.named_parameters():
         if name.endswith("bias") or name == "token_sampler.positions":
             assert not value.any(), name

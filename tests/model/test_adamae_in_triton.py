@@ -4,8 +4,8 @@ import pytest
 import torch
 from material import close, random_clip, randomize, small
 
-from model.adamae import AdaMAE
-from model.registry import MASKS
+from adamae.model.adamae import AdaMAE
+from adamae.model.registry import MASKS
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,9 @@ from model.registry import MASKS
 )
 def test_values_and_gradients_are_the_references(device, masking, detach, monkeypatch) -> None:
     num_frames = 2 if device == "cpu" else 4
-    config = small(masking=masking, mask_ratio=0.5, detach_sampler_input=detach, num_frames=num_frames)
+    config = small(
+        masking=masking, mask_ratio=0.5, detach_sampler_input=detach, num_frames=num_frames
+    )
     here, there = AdaMAE(config).eval(), AdaMAE(config).eval().to(device)
     randomize(here)
     there.load_state_dict(here.state_dict())
@@ -26,7 +28,7 @@ def test_values_and_gradients_are_the_references(device, masking, detach, monkey
     expected = here(clip, 3, 10)
     expected.loss.backward()
 
-    monkeypatch.setattr("kernels.launch.triton_on_cpu", device == "cpu")
+    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", device == "cpu")
     output = there(clip.to(device), 3, 10)
     output.loss.backward()
     assert torch.equal(output.visible_ids.cpu(), expected.visible_ids)

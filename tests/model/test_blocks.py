@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.blocks import Block, Dropout, DropPath, Mlp
-from model.casting import autocast_dtype, cast_together, keep_copies
-from model.tokenizer import position_table
+from adamae.model.blocks import Block, Dropout, DropPath, Mlp
+from adamae.model.casting import autocast_dtype, cast_together, keep_copies
+from adamae.model.tokenizer import position_table
 
 
 class Operators(TorchDispatchMode):
@@ -49,7 +49,9 @@ def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> No
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         run(x)
-    assert [tuple(value.shape) for value in kept if value.shape[-1] == 64 and value.ndim > 2] == [(2, 33, 64)]
+    assert [tuple(value.shape) for value in kept if value.shape[-1] == 64 and value.ndim > 2] == [
+        (2, 33, 64)
+    ]
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.25), DropPath(0.25)], ids=["dropout", "drop path"])
@@ -70,15 +72,21 @@ def test_weights_are_cast_by_one_launch_each_way() -> None:
     x = torch.randn(5, 4).bfloat16()
 
     def grads(weight: Tensor, bias: Tensor, last: Tensor) -> list[Tensor]:
-        loss = nn.functional.linear(nn.functional.linear(x, weight, bias), last).float().square().sum()
+        loss = (
+            nn.functional.linear(nn.functional.linear(x, weight, bias), last).float().square().sum()
+        )
         return list(torch.autograd.grad(loss, given))
 
     with Operators() as operators:
         found = grads(*cast_together(given, torch.bfloat16))
     assert operators.seen["_foreach_copy_"] == 2
-    for one, other in zip(found, grads(*(weight.to(torch.bfloat16) for weight in given)), strict=True):
+    for one, other in zip(
+        found, grads(*(weight.to(torch.bfloat16) for weight in given)), strict=True
+    ):
         assert torch.equal(one, other)
-    assert all(one is other for one, other in zip(cast_together(given, torch.float32), given, strict=True))
+    assert all(
+        one is other for one, other in zip(cast_together(given, torch.float32), given, strict=True)
+    )
     given[0].requires_grad_(False)
     _, last = cast_together([given[0], given[2]], torch.bfloat16)
     last.float().sum().backward()
@@ -115,7 +123,9 @@ def test_separable_positions_tell_axes_apart(width: int) -> None:
     table = position_table("separable-3d", (2, 3, 4), width).view(2, 3, 4, width)
     assert table.flatten(0, 2).unique(dim=0).shape == (24, width)
     longer = position_table("separable-3d", (16, 3, 4), width)
-    assert torch.equal(longer[:24], table.flatten(0, 2)), "a place has the same position in longer clips"
+    assert torch.equal(longer[:24], table.flatten(0, 2)), (
+        "a place has the same position in longer clips"
+    )
     for axis in range(3):
         # Along one axis only its own channels change, and these do not depend on the other two.
         step = table.diff(dim=axis)

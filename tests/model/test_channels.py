@@ -9,27 +9,31 @@ from PIL import Image
 from runs import is_same
 from tiny import TINY
 
-import export
-from common.errors import InputError
-from figures import reconstruction
-from kernels.masked_patch_loss import masked_patch_loss
-from kernels.patchify import IMAGENET_MEAN, IMAGENET_STD, patchify
-from model.adamae import AdaMAE
-from model.channels import adapt_channels, prepare_clip
-from model.maps import reconstruct
-from model.weights import pretrained
-from model.weights.load_model import load_encoder
-from model.weights.warm_start import warm_start
-from train import train
-from training.config import parse
+from adamae import export
+from adamae.common.errors import InputError
+from adamae.figures import reconstruction
+from adamae.kernels.masked_patch_loss import masked_patch_loss
+from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD, patchify
+from adamae.model.adamae import AdaMAE
+from adamae.model.channels import adapt_channels, prepare_clip
+from adamae.model.maps import reconstruct
+from adamae.model.weights import pretrained
+from adamae.model.weights.load_model import load_encoder
+from adamae.model.weights.warm_start import warm_start
+from adamae.train import train
+from adamae.training.config import parse
 
-FIVE = torch.randint(0, 256, (2, 4, 16, 16, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+FIVE = torch.randint(
+    0, 256, (2, 4, 16, 16, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 IDS = torch.tensor([[0, 3, 6], [1, 2, 7]])
 
 
 def test_gray_is_the_luma_of_bt_601() -> None:
     assert adapt_channels(FIVE, 5) is FIVE
-    colors = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]])
+    colors = torch.tensor(
+        [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [10, 200, 30]]
+    )
     clip = colors.to(torch.uint8).reshape(1, 1, 1, 6, 3)
     assert adapt_channels(clip, 1).shape == (1, 1, 1, 6, 1)
     assert adapt_channels(clip, 1).flatten().tolist() == [77, 149, 29, 255, 0, 124]
@@ -46,15 +50,21 @@ def test_differences_hide_what_stands_still_and_are_as_strong_in_every_clip() ->
     still, weak, strong = prepare_clip(clip, config)
     assert still.unique().tolist() == [115]
     assert torch.equal(weak, strong)
-    assert [frame[0, 0].item() for frame in weak] == [115, 213, 17, 17], "two of twelve values change: 40 · √6"
+    assert [frame[0, 0].item() for frame in weak] == [115, 213, 17, 17], (
+        "two of twelve values change: 40 · √6"
+    )
     model = AdaMAE(config)
-    assert torch.equal(model.encode(clip[1:2] + 50).tokens, model.encode(clip[1:2]).tokens), "it sees no brightness"
+    assert torch.equal(model.encode(clip[1:2] + 50).tokens, model.encode(clip[1:2]).tokens), (
+        "it sees no brightness"
+    )
     assert torch.equal(reconstruct(model, clip).frames, prepare_clip(clip, config))
 
 
 @pytest.mark.parametrize(("has", "wants"), [(3, 5), (1, 3), (5, 1)])
 def test_other_channels_are_one_sentence(has: int, wants: int) -> None:
-    with pytest.raises(InputError, match=f"the clip has {has} channels, and the model takes {wants}"):
+    with pytest.raises(
+        InputError, match=f"the clip has {has} channels, and the model takes {wants}"
+    ):
         AdaMAE(small(in_channels=wants))(torch.zeros(1, 4, 32, 32, has, dtype=torch.uint8), 0, 0)
 
 
@@ -70,7 +80,9 @@ def test_the_loss_of_five_channels_is_the_mean_of_those_of_each(normalize: bool)
     pred = torch.randn(2, 3, 128 * 5, requires_grad=True)
     loss = masked_patch_loss(pred, FIVE, IDS, 2, 8, normalize=normalize)
     by_channel = [
-        masked_patch_loss(pred.unflatten(2, (-1, 5))[..., c], FIVE[..., c : c + 1], IDS, 2, 8, normalize=normalize)
+        masked_patch_loss(
+            pred.unflatten(2, (-1, 5))[..., c], FIVE[..., c : c + 1], IDS, 2, 8, normalize=normalize
+        )
         for c in range(5)
     ]
     expected = torch.stack(by_channel).mean(dim=0)
@@ -88,14 +100,21 @@ def test_a_model_for_gray_makes_rgb_gray() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "note"), [(1, ""), (2, "\n(first 1 of 2 channels)"), (5, "\n(first 3 of 5 channels)")]
+    ("channels", "note"),
+    [(1, ""), (2, "\n(first 1 of 2 channels)"), (5, "\n(first 3 of 5 channels)")],
 )
 def test_figures_show_what_can_be_visible_channels(channels: int, note: str) -> None:
     config = small(in_channels=channels)
-    clip = random_clip(config, 1) if channels == 1 else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
+    clip = (
+        random_clip(config, 1)
+        if channels == 1
+        else torch.randint(0, 256, (1, 4, 32, 32, channels)).byte()
+    )
     maps = reconstruct(AdaMAE(config), clip)
     assert maps.reconstruction.shape == maps.visible_stats.shape == (1, 4, 32, 32, channels)
-    visible_channels = adapt_channels(clip, channels)[0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]]
+    visible_channels = adapt_channels(clip, channels)[
+        0, ..., [0, 1, 2] if channels >= 3 else [0, 0, 0]
+    ]
     frames = reconstruction.make_rows(maps)["frames"]
     assert torch.equal(torch.from_numpy(frames.cells), visible_channels)
     assert frames.label == "frames" + note
@@ -112,12 +131,14 @@ def test_weights_of_rgb_start_models_of_other_channels(channels: int, tmp_path: 
     # Tokens of patches that are alike in all channels are what they were, however many channels there are.
     value = torch.randn(1, 128, 1)
     before, after = (
-        model.tokenizer.projection(value.expand(-1, -1, model.config.in_channels).flatten(1)) for model in (rgb, other)
+        model.tokenizer.projection(value.expand(-1, -1, model.config.in_channels).flatten(1))
+        for model in (rgb, other)
     )
     torch.testing.assert_close(after, before)
     features = torch.randn(1, 32)
     before, after = (
-        model.decoder.head(features).unflatten(1, (-1, model.config.in_channels)) for model in (rgb, other)
+        model.decoder.head(features).unflatten(1, (-1, model.config.in_channels))
+        for model in (rgb, other)
     )
     torch.testing.assert_close(after, before.mean(dim=2, keepdim=True).expand_as(after))
     wide = load_encoder(file, in_channels=channels)
@@ -136,7 +157,13 @@ def test_a_gray_model_goes_to_hugging_face_and_back(tmp_path: Path) -> None:
     assert is_same(again.state, model.state_dict())
 
 
-def test_channels_that_the_videos_do_not_have_are_refused(tmp_path: Path, synthetic_shards: Path) -> None:
-    config = parse([*TINY, f"data.shards={synthetic_shards}", "model.in_channels=5", f"run={tmp_path / 'run'}"])
-    with pytest.raises(InputError, match=r"is 5, and the clips of data\.shards have 3: set .* or 1 for grayscale"):
+def test_channels_that_the_videos_do_not_have_are_refused(
+    tmp_path: Path, synthetic_shards: Path
+) -> None:
+    config = parse(
+        [*TINY, f"data.shards={synthetic_shards}", "model.in_channels=5", f"run={tmp_path / 'run'}"]
+    )
+    with pytest.raises(
+        InputError, match=r"is 5, and the clips of data\.shards have 3: set .* or 1 for grayscale"
+    ):
         train(config)

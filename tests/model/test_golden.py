@@ -7,18 +7,26 @@ import torch
 from material import close, give_ids
 from safetensors.torch import load_file
 
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from model.weights.external_layouts import from_external, to_external
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.model.weights.external_layouts import from_external, to_external
 
 CONFIG = ModelConfig(
-    encoder_width=64, encoder_depth=2, encoder_heads=4, decoder_width=32, decoder_depth=2, decoder_heads=2,
-    image_size=32, mask_ratio=0.75,
-)  # fmt: skip
+    encoder_width=64,
+    encoder_depth=2,
+    encoder_heads=4,
+    decoder_width=32,
+    decoder_depth=2,
+    decoder_heads=2,
+    image_size=32,
+    mask_ratio=0.75,
+)
 
 
-def read(shared_folder: Path | None, name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def read(
+    shared_folder: Path | None, name: str
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     path = shared_folder and shared_folder / "golden" / f"{name}.safetensors"
     if path is None or not path.is_file():
         pytest.skip("the reference values are not beside the repository")

@@ -7,14 +7,19 @@ import torch
 from material import close, give_ids, random_clip, random_ids, randomize, small
 from test_export import pixel_values
 from torch import Tensor
-from transformers import VideoMAEConfig, VideoMAEForPreTraining, VideoMAEForVideoClassification, VideoMAEModel
+from transformers import (
+    VideoMAEConfig,
+    VideoMAEForPreTraining,
+    VideoMAEForVideoClassification,
+    VideoMAEModel,
+)
 
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import ModelConfig
-from model.weights.external_layouts import from_external
-from model.weights.load_model import load_encoder
-from model.weights.read_config import HUGGINGFACE_KEYS
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.model.weights.external_layouts import from_external
+from adamae.model.weights.load_model import load_encoder
+from adamae.model.weights.read_config import HUGGINGFACE_KEYS
 
 CONFIG = small(masking="random")
 
@@ -22,10 +27,18 @@ CONFIG = small(masking="random")
 def huggingface_config(config: ModelConfig = CONFIG, **changes) -> VideoMAEConfig:
     values = vars(config) | config.dimensions._asdict()
     named = {name: values[own] for own, name in HUGGINGFACE_KEYS.items()}
-    return VideoMAEConfig(**named, intermediate_size=192, decoder_intermediate_size=128, layer_norm_eps=1e-6, **changes)
+    return VideoMAEConfig(
+        **named,
+        intermediate_size=192,
+        decoder_intermediate_size=128,
+        layer_norm_eps=1e-6,
+        **changes,
+    )
 
 
-def compare_gradients(model: torch.nn.Module, loss: Tensor, reference: torch.nn.Module, expected_loss: Tensor) -> None:
+def compare_gradients(
+    model: torch.nn.Module, loss: Tensor, reference: torch.nn.Module, expected_loss: Tensor
+) -> None:
     close(loss, expected_loss)
     loss.backward()
     expected_loss.backward()
@@ -35,7 +48,9 @@ def compare_gradients(model: torch.nn.Module, loss: Tensor, reference: torch.nn.
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"normalize_target": False}, {"decoder_depth": 1}, {"tubelet_size": 4, "num_frames": 8}], ids=str
+    "changes",
+    [{}, {"normalize_target": False}, {"decoder_depth": 1}, {"tubelet_size": 4, "num_frames": 8}],
+    ids=str,
 )
 def test_pretraining(changes) -> None:
     config = small(masking="random", **changes)
@@ -54,23 +69,33 @@ def test_pretraining(changes) -> None:
 
 def test_a_bias_of_the_keys_is_left_out() -> None:
     """Some versions of transformers have one."""
-    assert not from_external({"videomae.encoder.layer.0.attention.attention.key.bias": torch.ones(48)})
+    assert not from_external(
+        {"videomae.encoder.layer.0.attention.attention.key.bias": torch.ones(48)}
+    )
 
 
 def test_classification() -> None:
     reference = VideoMAEForVideoClassification(huggingface_config(num_labels=7)).eval()
     reference.fc_norm.eps = 1e-6
     randomize(reference)
-    model, clip, labels = VideoClassifier(CONFIG, num_classes=7), random_clip(CONFIG), torch.tensor([3, 5])
+    model, clip, labels = (
+        VideoClassifier(CONFIG, num_classes=7),
+        random_clip(CONFIG),
+        torch.tensor([3, 5]),
+    )
     model.load_state_dict(from_external(reference.state_dict()))
     expected, logits = reference(pixel_values(clip), labels=labels), model(clip)
     close(logits, expected.logits)
-    compare_gradients(model, torch.nn.functional.cross_entropy(logits, labels), reference, expected.loss)
+    compare_gradients(
+        model, torch.nn.functional.cross_entropy(logits, labels), reference, expected.loss
+    )
 
 
 @pytest.mark.parametrize("kind", [VideoMAEModel, VideoMAEForPreTraining])
 @pytest.mark.parametrize("mean_pooling", [True, False])
-def test_a_folder_with_an_encoder_alone_or_without_its_last_norm(kind, mean_pooling: bool, tmp_path: Path) -> None:
+def test_a_folder_with_an_encoder_alone_or_without_its_last_norm(
+    kind, mean_pooling: bool, tmp_path: Path
+) -> None:
     reference = kind(huggingface_config(use_mean_pooling=mean_pooling)).eval()
     reference.save_pretrained(tmp_path)
     clip = random_clip(CONFIG)

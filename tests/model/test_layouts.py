@@ -8,19 +8,21 @@ from material import randomize, small
 from runs import is_same
 from safetensors.torch import save_file
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import SIZES, ModelConfig
-from model.weights import pretrained
-from model.weights.external_layouts import from_external, to_external
-from model.weights.read_config import infer_config
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import SIZES, ModelConfig
+from adamae.model.weights import pretrained
+from adamae.model.weights.external_layouts import from_external, to_external
+from adamae.model.weights.read_config import infer_config
 
 LAYOUTS = ["adamae", "videomae", "huggingface"]
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"sampler": "mlp"}, {"sampler_depth": 2}, {"tubelet_size": 4}, {"tubelet_size": 1}], ids=str
+    "changes",
+    [{}, {"sampler": "mlp"}, {"sampler_depth": 2}, {"tubelet_size": 4}, {"tubelet_size": 1}],
+    ids=str,
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_round_trip_leaves_out_at_most_the_sampler(layout, changes) -> None:
@@ -29,7 +31,9 @@ def test_round_trip_leaves_out_at_most_the_sampler(layout, changes) -> None:
         randomize(model)
         state = model.state_dict()
         again = from_external(to_external(state, layout, config.tubelet_size))
-        kept = {name: value for name, value in state.items() if not name.startswith("token_sampler.")}
+        kept = {
+            name: value for name, value in state.items() if not name.startswith("token_sampler.")
+        }
         assert is_same(again, state if layout == "adamae" else kept)
 
 
@@ -38,12 +42,18 @@ def test_one_error_lists_all_that_is_wrong(layout, tmp_path: Path) -> None:
     state = to_external(AdaMAE(small()).state_dict(), layout)
     del state["encoder_to_decoder.weight"]
     has_sampler = state.pop("encoder.pos_embed_probs", None) is not None
-    save_file(state | {"decoder.norm.bias": torch.zeros(5), "what.is.this": torch.zeros(1)}, tmp_path / "a.safetensors")
+    save_file(
+        state | {"decoder.norm.bias": torch.zeros(5), "what.is.this": torch.zeros(1)},
+        tmp_path / "a.safetensors",
+    )
     with pytest.raises(InputError) as error:
         pretrained.load(tmp_path / "a.safetensors")
     missing = "decoder.embed.weight" + ", token_sampler.positions" * has_sampler
-    for fault in (f"missing keys: {missing}; ", "unexpected keys: what.is.this; ",
-                  "of another shape: decoder.norm.bias (5,) instead of (32,)"):  # fmt: skip
+    for fault in (
+        f"missing keys: {missing}; ",
+        "unexpected keys: what.is.this; ",
+        "of another shape: decoder.norm.bias (5,) instead of (32,)",
+    ):
         assert fault in str(error.value)
 
 
@@ -54,13 +64,23 @@ def test_what_the_authors_layout_has_no_place_for() -> None:
         to_external(AdaMAE(small(masking="tube")).state_dict(), "adamae")
 
 
-@pytest.mark.parametrize("config", [*map(ModelConfig, SIZES), ModelConfig(num_frames=32, image_size=112)])
+@pytest.mark.parametrize(
+    "config", [*map(ModelConfig, SIZES), ModelConfig(num_frames=32, image_size=112)]
+)
 def test_config_is_read_off_the_weights(config) -> None:
     with torch.device("meta"):
         state = AdaMAE(config).state_dict()
     inferred = infer_config(state, config.num_frames)
     assert inferred.dimensions == config.dimensions
-    for name in ("grid", "patch_values", "num_visible", "masking", "sampler", "sampler_dimension", "sampler_depth"):
+    for name in (
+        "grid",
+        "patch_values",
+        "num_visible",
+        "masking",
+        "sampler",
+        "sampler_dimension",
+        "sampler_depth",
+    ):
         assert getattr(inferred, name) == getattr(config, name), name
     if config.num_frames == 32:
         with pytest.raises(InputError, match=r"784 tokens.*number of frames"):

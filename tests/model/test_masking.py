@@ -6,19 +6,21 @@ from material import close, random_clip, randomize, small
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.errors import InputError
-from model.adamae import AdaMAE, sample_ids
-from model.blocks import Block
-from model.config import ModelConfig
-from model.masking import Mask, make_masking
-from model.registry import MASKS
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE, sample_ids
+from adamae.model.blocks import Block
+from adamae.model.config import ModelConfig
+from adamae.model.masking import Mask, make_masking
+from adamae.model.registry import MASKS
 
 
 def sample(config: ModelConfig, seed: int = 0, batch_size: int = 8) -> Mask:
     torch.manual_seed(0)
     strategy = make_masking(config).eval()
     tokens = torch.randn(batch_size, config.num_tokens, config.dimensions.encoder_width)
-    return strategy(random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0)
+    return strategy(
+        random_clip(config, batch_size), tokens if strategy.needs_tokens else None, seed, 0
+    )
 
 
 @pytest.mark.parametrize("masking", MASKS)
@@ -58,7 +60,10 @@ def test_tubes_and_frames_are_kept_whole() -> None:
 @pytest.mark.parametrize(
     ("masking", "mask_ratio", "count"),
     [
-        *(("adaptive", ratio, count) for ratio, count in ((0.98, 31), (0.95, 78), (0.9, 156), (0.85, 235), (0.8, 313))),
+        *(
+            ("adaptive", ratio, count)
+            for ratio, count in ((0.98, 31), (0.95, 78), (0.9, 156), (0.85, 235), (0.8, 313))
+        ),
         *(("random", 0.75, 392), ("tube", 0.95, 72), ("tube", 0.75, 392), ("frame", 0.875, 196)),
     ],
 )
@@ -69,9 +74,20 @@ def test_number_of_visible_tokens(masking: str, mask_ratio: float, count: int) -
 def encoder_layer(block: Block, x: Tensor) -> Tensor:
     """What PyTorch's own transformer layer makes of x with the weights of a sampler's block."""
     layer = nn.TransformerEncoderLayer(
-        48, 8, 192, dropout=0, activation="gelu", layer_norm_eps=1e-5, batch_first=True, norm_first=True
+        48,
+        8,
+        192,
+        dropout=0,
+        activation="gelu",
+        layer_norm_eps=1e-5,
+        batch_first=True,
+        norm_first=True,
     )
-    renamed = {"attn.qkv.weight": "self_attn.in_proj_weight", "mlp.fc1": "linear1", "mlp.fc2": "linear2"}
+    renamed = {
+        "attn.qkv.weight": "self_attn.in_proj_weight",
+        "mlp.fc1": "linear1",
+        "mlp.fc2": "linear2",
+    }
     renamed |= {"attn.proj": "self_attn.out_proj"}
     weights = {"self_attn.in_proj_bias": torch.zeros(144)}
     for name, value in block.named_parameters():
@@ -89,30 +105,47 @@ def test_the_sampler_and_its_loss_are_the_papers(changes: dict) -> None:
     output, sampler = model(clip, 0, 0), model.token_sampler
     x = model.tokenizer(clip).detach() + sampler.positions
     for part in sampler.body:
-        x = encoder_layer(part, x) if isinstance(part, Block) else nn.functional.linear(x, part.weight, part.bias)
-    log_probs = nn.functional.linear(x, sampler.logit.weight, sampler.logit.bias)[..., 0].log_softmax(dim=-1)
+        x = (
+            encoder_layer(part, x)
+            if isinstance(part, Block)
+            else nn.functional.linear(x, part.weight, part.bias)
+        )
+    log_probs = nn.functional.linear(x, sampler.logit.weight, sampler.logit.bias)[
+        ..., 0
+    ].log_softmax(dim=-1)
     loss = -(log_probs.gather(1, output.masked_ids) * output.loss_per_token.detach()).mean()
     close(output.log_probs.exp(), log_probs.exp())
     close(output.sampling_loss, loss)
     close(output.loss, output.reconstruction_loss + 0.5 * loss)
     names, values = zip(*sampler.named_parameters(), strict=True)
     expected = torch.autograd.grad(loss, values, retain_graph=True)
-    for name, *pair in zip(names, torch.autograd.grad(output.sampling_loss, values), expected, strict=True):
-        if name != "logit.bias":  # shared by all logits, it does not change a softmax: rounding at most
+    for name, *pair in zip(
+        names, torch.autograd.grad(output.sampling_loss, values), expected, strict=True
+    ):
+        if (
+            name != "logit.bias"
+        ):  # shared by all logits, it does not change a softmax: rounding at most
             close(*pair, name)
 
 
 def test_motion_masking_shows_what_moves_and_trains_no_sampler() -> None:
     clip = torch.full((1, 6, 16, 16, 3), 100, dtype=torch.uint8)
     clip[:, 2:4, :8, 8:] = 60  # darker for one token frame, in one patch
-    logits = make_masking(small(masking="motion", num_frames=6, image_size=16)).logits(clip, None).view(3, 2, 2)
+    logits = (
+        make_masking(small(masking="motion", num_frames=6, image_size=16))
+        .logits(clip, None)
+        .view(3, 2, 2)
+    )
     torch.testing.assert_close(logits[:, 0, 1], torch.tensor([40.0, 40.0, 40.0]).log1p())
     assert logits[:, 0, 0].tolist() == logits[:, 1, 1].tolist() == [0, 0, 0]
     config = small(masking="motion")
     output = AdaMAE(config)(clip[:, :4].repeat(1, 1, 2, 2, 1), 0, 0)
     assert output.sampling_loss == 0
     assert output.log_probs[0].exp().max() > 10 * output.log_probs[0].exp().min()
-    with pytest.raises(InputError, match=r"a clip of 2 frames in tubelets of 2 has only one: raise model\.num_frames"):
+    with pytest.raises(
+        InputError,
+        match=r"a clip of 2 frames in tubelets of 2 has only one: raise model\.num_frames",
+    ):
         AdaMAE(small(masking="motion", num_frames=2))
 
 
@@ -123,7 +156,12 @@ def test_the_decoder_predicts_a_fraction_in_training_and_all_in_evaluation() -> 
     assert model.eval()(clip, 0, 0).masked_ids.shape[1] == num_masked
     model.train().token_sampler.eval()  # dropout would change the probabilities
     some = model(clip, 0, 0)
-    assert some.masked_ids.shape[1] == some.pred.shape[1] == config.num_reconstructed == num_masked // 2
+    assert (
+        some.masked_ids.shape[1]
+        == some.pred.shape[1]
+        == config.num_reconstructed
+        == num_masked // 2
+    )
     for row, visible in zip(some.masked_ids, some.visible_ids, strict=True):
         assert not set(row.tolist()) & set(visible.tolist())
         assert (row.diff() > 0).all()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from material import random_clip, small
 
-from model.adamae import AdaMAE
-from model.channels import prepare_clip
+from adamae.model.adamae import AdaMAE
+from adamae.model.channels import prepare_clip
 
 # A pixel of the second token's right upper quarter brightens by 64 in the third of four frames and stays bright.
 QUARTER, FRAME = 1, 1
@@ -14,7 +14,9 @@ QUARTER, FRAME = 1, 1
 @pytest.mark.parametrize("differences", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_energy_is_where_and_when_something_moves(differences: bool, channels: int) -> None:
-    config = small(num_frames=4, in_channels=channels, differences=differences, target="motion-energy")
+    config = small(
+        num_frames=4, in_channels=channels, differences=differences, target="motion-energy"
+    )
     clip = torch.full((2, 4, 32, 32, channels), 90, dtype=torch.uint8)
     clip[1, 2:, 1, 14] += 64
     target = AdaMAE(config).target
@@ -33,15 +35,23 @@ def test_a_cell_is_the_mean_change_of_its_pixels() -> None:
     config = small(num_frames=4, target="motion-energy")
     clip = random_clip(config)
     energies = AdaMAE(config).target.prepare(clip)
-    change = torch.cat((clip.float().diff(dim=1).abs(), clip[:, 2:].float().diff(dim=1).abs()), dim=1)
+    change = torch.cat(
+        (clip.float().diff(dim=1).abs(), clip[:, 2:].float().diff(dim=1).abs()), dim=1
+    )
     logs = change.unflatten(2, (8, 4)).unflatten(4, (8, 4)).mean(dim=(3, 5, 6)).log1p()
-    expected = (logs - logs.mean(dim=(1, 2, 3), keepdim=True)) / logs.std(dim=(1, 2, 3), correction=0, keepdim=True)
-    torch.testing.assert_close(energies[:, 5].unflatten(1, (2, 2, 2)), expected[:, :2, 2:4, 2:4], rtol=1e-4, atol=1e-4)
+    expected = (logs - logs.mean(dim=(1, 2, 3), keepdim=True)) / logs.std(
+        dim=(1, 2, 3), correction=0, keepdim=True
+    )
+    torch.testing.assert_close(
+        energies[:, 5].unflatten(1, (2, 2, 2)), expected[:, :2, 2:4, 2:4], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1"])
 def test_a_model_learns_it(loss: str) -> None:
-    config = small(num_frames=4, target="motion-energy", loss=loss, masking="adaptive", mask_ratio=0.5)
+    config = small(
+        num_frames=4, target="motion-energy", loss=loss, masking="adaptive", mask_ratio=0.5
+    )
     model = AdaMAE(config)
     output = model(random_clip(config), 0, 0)
     output.loss.backward()

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
-from model.registry import MASKS, find_class
+from adamae.common.errors import InputError
+from adamae.model.registry import MASKS, find_class
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-from model.registry import MASKS, TARGETS
+from adamae.model.registry import MASKS, TARGETS
 
 MASKS["late"] = "__main__:LateMasking"
 TARGETS["brightness"] = "__main__:BrightnessTarget"
 
 import torch
 
-from model.adamae import AdaMAE
-from model.masking import MaskingStrategy
-from model.targets import Target
-from training.config import parse
+from adamae.model.adamae import AdaMAE
+from adamae.model.masking import MaskingStrategy
+from adamae.model.targets import Target
+from adamae.training.config import parse
 
 
 class LateMasking(MaskingStrategy):
@@ -50,9 +50,13 @@ parse(["--help"])
 def test_a_new_mask_and_a_new_target_are_a_class_and_a_line() -> None:
     """The command line takes them, --help lists them, and a model learns with them."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     assert "{adaptive,random,tube,frame,motion,motion-share,late}" in ended.stdout
     assert "{pixels,motion-energy,teacher,brightness}" in ended.stdout
-    with pytest.raises(InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"):
+    with pytest.raises(
+        InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"
+    ):
         find_class(MASKS, "early")

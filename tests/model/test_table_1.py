@@ -6,18 +6,22 @@ import pytest
 import torch
 import yaml
 
-from model.adamae import AdaMAE
-from training.config import parse
+from adamae.model.adamae import AdaMAE
+from adamae.training.config import parse
 
 ROOT = Path(__file__).parents[2]
 TABLES = yaml.safe_load((ROOT / "benchmarks/ablations.yaml").read_text())
 ROWS = dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"])
-PIXELS = [row for row in ROWS if "model.target=teacher" not in row]  # test_teacher has those that need another model
+PIXELS = [
+    row for row in ROWS if "model.target=teacher" not in row
+]  # test_teacher has those that need another model
 
 
 @pytest.mark.parametrize("overrides", PIXELS, ids=" ".join)
 def test_a_row_builds_at_full_size(overrides: tuple[str, ...]) -> None:
-    config = parse(["--config", str(ROOT / "configs/ssv2_pretrain.yaml"), "data.shards=none", *overrides])
+    config = parse(
+        ["--config", str(ROOT / "configs/ssv2_pretrain.yaml"), "data.shards=none", *overrides]
+    )
     with torch.device("meta"):
         model = AdaMAE(config.model)
     for text in overrides:

@@ -13,15 +13,15 @@ from material import random_clip, small
 from timm.models import save_for_hf
 from torch import Tensor
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.maps import reconstruct
-from model.targets import Target, fit_to_grid, make_target
-from model.weights.load_model import load_adamae, load_encoder
-from model.weights.pretrained import load, make_metadata, save
-from model.weights.teachers import hash_teacher, make_teacher
-from training.parallelize import compile_in_place
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.maps import reconstruct
+from adamae.model.targets import Target, fit_to_grid, make_target
+from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.pretrained import load, make_metadata, save
+from adamae.model.weights.teachers import hash_teacher, make_teacher
+from adamae.training.parallelize import compile_in_place
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -62,7 +62,9 @@ def student_of(config: ModelConfig) -> AdaMAE:
 
 def normalized(frames: Tensor) -> Tensor:
     """[B, T, H, W, C] bytes -> [B·T, C, H, W]"""
-    return ((frames.flatten(0, 1).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(-1, 1)
+    return ((frames.flatten(0, 1).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(
+        -1, 1
+    )
 
 
 @torch.no_grad()
@@ -77,12 +79,16 @@ def test_a_teacher_of_this_project_is_its_encoder_on_the_students_grid(own: Path
     assert target.num_values == 24
     ids, pred = torch.tensor([[3, 30], [0, 7]]), torch.randn(2, 2, 24)
     chosen = torch.stack([finer[clip_id, ids[clip_id]] for clip_id in range(2)])
-    wanted = (chosen - chosen.mean(-1, keepdim=True)) / (chosen.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    wanted = (chosen - chosen.mean(-1, keepdim=True)) / (
+        chosen.var(-1, keepdim=True, correction=0) + 1e-5
+    ).sqrt()
     residual = (pred - wanted).abs()
     smooth = torch.where(residual < 1, residual**2 / 2, residual - 0.5).mean(-1)
     torch.testing.assert_close(target(features, pred, ids), smooth)
     cosine = target_of(replace(config, loss="cosine"))
-    torch.testing.assert_close(cosine(features, 3 * wanted, ids), torch.zeros(2, 2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        cosine(features, 3 * wanted, ids), torch.zeros(2, 2), atol=1e-6, rtol=0
+    )
     raw = target_of(replace(config, loss="mse", normalize_target=False))
     torch.testing.assert_close(raw(features, pred, ids), (pred - chosen).square().mean(-1))
 
@@ -105,19 +111,38 @@ def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> 
     ("name", "width", "arguments"),
     [
         ("resnet10t", 512, {}),
-        ("swin_tiny_patch4_window7_224", 32, {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "img_size": 32}),
+        (
+            "swin_tiny_patch4_window7_224",
+            32,
+            {"embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2), "img_size": 32},
+        ),
     ],
 )
-def test_a_convolutional_teacher_and_one_with_windows(name: str, width: int, arguments: dict, tmp_path: Path) -> None:
+def test_a_convolutional_teacher_and_one_with_windows(
+    name: str, width: int, arguments: dict, tmp_path: Path
+) -> None:
     target = target_of(teach(write_timm(tmp_path, name, arguments)))
-    assert target.prepare(random_clip(target.config)).shape == (2, 32, target.num_values) == (2, 32, width)
+    assert (
+        target.prepare(random_clip(target.config)).shape
+        == (2, 32, target.num_values)
+        == (2, 32, width)
+    )
 
 
 def test_features_are_averaged_or_interpolated() -> None:
     fine = torch.arange(32.0).view(1, 2, 4, 4, 1)
     assert fit_to_grid(fine, (2, 4, 4)).flatten().tolist() == list(range(32))
     assert fit_to_grid(fine, (1, 2, 2)).flatten().tolist() == [10.5, 12.5, 18.5, 20.5]
-    assert fit_to_grid(fine[:, :, :1, :2], (2, 1, 4)).flatten().tolist() == [0, 0.25, 0.75, 1, 16, 16.25, 16.75, 17]
+    assert fit_to_grid(fine[:, :, :1, :2], (2, 1, 4)).flatten().tolist() == [
+        0,
+        0.25,
+        0.75,
+        1,
+        16,
+        16.25,
+        16.75,
+        17,
+    ]
 
 
 def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Path) -> None:
@@ -155,11 +180,13 @@ def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
     torch.testing.assert_close(step(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(own: Path, monkeypatch) -> None:
-    monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: "fp32")
+def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(
+    own: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, wanted: "fp32")
     clip = random_clip(teach(own))
     exact = student_of(teach(own)).target.prepare(clip)
-    monkeypatch.setattr("common.devices.choose_precision", lambda device, wanted: wanted)
+    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, wanted: wanted)
     model = student_of(teach(own))
     encoder = model.target.teacher.encoder
     assert {value.dtype for value in encoder.parameters()} == {torch.bfloat16}
@@ -181,7 +208,9 @@ def test_a_digest_is_of_the_contents(own: Path, timm_vit: Path, tmp_path: Path) 
     assert hash_teacher(teach(copy)) != first
 
 
-def test_weights_are_loaded_without_the_teacher_they_learned_from(own: Path, tmp_path: Path) -> None:
+def test_weights_are_loaded_without_the_teacher_they_learned_from(
+    own: Path, tmp_path: Path
+) -> None:
     gone = Path(shutil.copy(own, tmp_path / "gone.safetensors"))
     config = teach(gone)
     save(tmp_path / "student.safetensors", student_of(config).state_dict(), make_metadata(config))
@@ -192,7 +221,9 @@ def test_weights_are_loaded_without_the_teacher_they_learned_from(own: Path, tmp
         load_adamae(tmp_path / "student.safetensors")
 
 
-def test_a_teacher_that_does_not_fit_is_one_sentence(own: Path, timm_vit: Path, tmp_path: Path) -> None:
+def test_a_teacher_that_does_not_fit_is_one_sentence(
+    own: Path, timm_vit: Path, tmp_path: Path
+) -> None:
     def says(sentence: str, teacher: Path, **changes: Any) -> None:
         with pytest.raises(InputError, match=sentence):
             student_of(teach(teacher, **changes))

@@ -12,14 +12,14 @@ from runs import is_same
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.classifier import VideoClassifier
-from model.config import Grid
-from model.weights import pretrained
-from model.weights.external_layouts import to_external
-from model.weights.load_model import load_adamae, load_encoder
-from model.weights.warm_start import adapt_weights, warm_start
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.classifier import VideoClassifier
+from adamae.model.config import Grid
+from adamae.model.weights import pretrained
+from adamae.model.weights.external_layouts import to_external
+from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.warm_start import adapt_weights, warm_start
 
 POSITIONS = "token_sampler.positions"
 
@@ -56,20 +56,32 @@ def test_positions_are_interpolated_in_space_and_time(after: Grid) -> None:
     trained, config = small(), small(num_frames=2 * time, image_size=[8 * height, 8 * width])
     table = torch.randn(trained.num_tokens, 6)
     found = adapt_weights({POSITIONS: table}, trained, config)[POSITIONS]
-    torch.testing.assert_close(found, interpolate_by_hand(table, trained.grid, after), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found, interpolate_by_hand(table, trained.grid, after), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("layout", ["", "adamae", "videomae", "huggingface"])
-def test_at_equal_sizes_all_that_a_file_holds_is_taken_bit_by_bit(model: AdaMAE, file: Path, layout: str) -> None:
+def test_at_equal_sizes_all_that_a_file_holds_is_taken_bit_by_bit(
+    model: AdaMAE, file: Path, layout: str
+) -> None:
     if layout:
         save_file(to_external(model.state_dict(), layout), file)
     new = AdaMAE(small())
-    fresh = {name: value.clone() for name, value in new.state_dict().items() if name.startswith("token_sampler.")}
+    fresh = {
+        name: value.clone()
+        for name, value in new.state_dict().items()
+        if name.startswith("token_sampler.")
+    }
     said = warm_start(new, file)
     with_sampler = layout in ("", "adamae")
     assert is_same(new.state_dict(), model.state_dict() | ({} if with_sampler else fresh))
     parts = "tokenizer, encoder's blocks, encoder's norm, decoder"
-    rest = ", token sampler" if with_sampler else "; initialized from scratch: token sampler (not there)"
+    rest = (
+        ", token sampler"
+        if with_sampler
+        else "; initialized from scratch: token sampler (not there)"
+    )
     assert said == f"weights of {file}: {parts}{rest}"
 
 
@@ -85,19 +97,26 @@ def test_of_other_clips_only_learned_positions_change(model: AdaMAE, file: Path)
     assert torch.equal(new.encoder.positions, computed)
 
 
-def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(model: AdaMAE, file: Path) -> None:
+def test_what_does_not_fit_beside_the_encoder_starts_fresh_and_is_said(
+    model: AdaMAE, file: Path
+) -> None:
     new = AdaMAE(small(decoder_depth=1, masking="random"))
     decoder = {name: value.clone() for name, value in new.decoder.state_dict().items()}
     said = warm_start(new, file)
     assert is_same(new.decoder.state_dict(), decoder)
     assert is_same(new.encoder.state_dict(), model.encoder.state_dict())
-    assert said.endswith("initialized from scratch: decoder (of another shape there); left out: token_sampler")
+    assert said.endswith(
+        "initialized from scratch: decoder (of another shape there); left out: token_sampler"
+    )
     classifier, new = VideoClassifier(small(), num_classes=3), AdaMAE(small())
     said = warm_start(new, saved(classifier, file))
     assert is_same(new.encoder.blocks.state_dict(), classifier.encoder.blocks.state_dict())
     fresh = "encoder's norm (not there), decoder (not there), token sampler (not there)"
     assert said.endswith(f"initialized from scratch: {fresh}; left out: head, norm")
-    with pytest.raises(InputError, match=r"depth 2 instead of 3, patch_size 8 instead of 16: .* model\.patch_size=8"):
+    with pytest.raises(
+        InputError,
+        match=r"depth 2 instead of 3, patch_size 8 instead of 16: .* model\.patch_size=8",
+    ):
         warm_start(AdaMAE(small(encoder_depth=3, patch_size=16, mask_ratio=0.5)), file)
 
 
@@ -122,4 +141,6 @@ def test_from_pretrained_takes_other_clips(model: AdaMAE, file: Path) -> None:
     assert torch.equal(load_adamae(file)(clip, 0, 0).pred, model(clip, 0, 0).pred)
     encoder(random_clip(other.config)).pooled.sum().backward()  # as a module it learns
     learns = {name for name, value in encoder.named_parameters() if value.grad is not None}
-    assert learns == {name for name, _ in encoder.named_parameters() if not name.startswith("token_sampler.")}
+    assert learns == {
+        name for name, _ in encoder.named_parameters() if not name.startswith("token_sampler.")
+    }

@@ -15,15 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.weights import pretrained
-from model.weights.external_layouts import to_external
-from model.weights.tensor_files import read_state_dict, save_tensors
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.weights import pretrained
+from adamae.model.weights.external_layouts import to_external
+from adamae.model.weights.tensor_files import read_state_dict, save_tensors
 
 CONFIG = ModelConfig(
-    size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
+    size="tiny",
+    encoder_depth=1,
+    decoder_depth=1,
+    num_frames=4,
+    image_size=32,
+    patch_size=8,
+    mask_ratio=0.75,
 )
 NORM = "encoder.norm.weight"  # in both layouts
 ZEROS = torch.zeros(96)
@@ -47,7 +53,10 @@ TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
     "integers": (torch.zeros(96, dtype=torch.int8), "is of int8"),
     "8 bits": (ZEROS.to(torch.float8_e4m3fn), "is of float8_e4m3fn"),
     "a scalar": (torch.zeros(()), "has the shape (), which no weights have"),
-    "more numbers than the file holds": (torch.zeros(1).expand(10**10), "(10000000000,), for which the file holds"),
+    "more numbers than the file holds": (
+        torch.zeros(1).expand(10**10),
+        "(10000000000,), for which the file holds",
+    ),
     "sparse": (lambda: ZEROS.to_sparse(), "is sparse"),
     "sparse and huge": (lambda: torch.sparse_coo_tensor([[0]], [1.0], (10**12,)), "is sparse"),
     "without memory": (torch.zeros(96, device="meta"), "is sparse, quantized, nested or empty"),
@@ -65,7 +74,9 @@ def test_tensors_that_share_memory_or_a_name_are_refused(tmp_path: Path) -> None
     one = torch.zeros(100, 100)
     torch.save({f"block.{i}": one for i in range(100)}, tmp_path / "w.pt")
     refused(tmp_path / "w.pt", "its tensors share memory")
-    save_file({NORM: ZEROS.double(), f"module._orig_mod.{NORM}": ZEROS.half()}, tmp_path / "w.safetensors")
+    save_file(
+        {NORM: ZEROS.double(), f"module._orig_mod.{NORM}": ZEROS.half()}, tmp_path / "w.safetensors"
+    )
     refused(tmp_path / "w.safetensors", f"it holds {NORM} twice")
 
 
@@ -76,11 +87,17 @@ def describe(**changes: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        (describe(encoder_depth=10**9), "model.encoder_depth is 1000000000: must be at least 1 and at most 256"),
+        (
+            describe(encoder_depth=10**9),
+            "model.encoder_depth is 1000000000: must be at least 1 and at most 256",
+        ),
         (describe(decoder_width=9600), "(384, 96) instead of (38400, 9600)"),
         (describe(sampler_depth=100), "missing keys: token_sampler.body.1."),
         (describe(image_size=8 * 10**5), "tokens per clip: at most 16384"),
-        (describe(patch_size=2**16, image_size=2**20), "weight (96, 384) instead of (96, 25769803776)"),
+        (
+            describe(patch_size=2**16, image_size=2**20),
+            "weight (96, 384) instead of (96, 25769803776)",
+        ),
         (describe(encoder_depth=1.5), "does not describe a model of this version"),
         (describe(flavor="odd"), "does not describe a model of this version"),
         ({"model_config": "{"}, "is damaged"),
@@ -91,7 +108,9 @@ def describe(**changes: Any) -> dict[str, str]:
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_metadata_that_is_damaged_or_of_another_model_is_refused(state, tmp_path: Path, metadata, says: str) -> None:
+def test_metadata_that_is_damaged_or_of_another_model_is_refused(
+    state, tmp_path: Path, metadata, says: str
+) -> None:
     metadata = pretrained.make_metadata(CONFIG) | metadata
     head = {"head.weight": torch.zeros(3, 96)} if "classes" in metadata else {}
     save_file(state | head, tmp_path / "w.safetensors", metadata=metadata)
@@ -116,7 +135,10 @@ def test_names_and_shapes_of_no_layout_are_one_sentence(state, tmp_path: Path, n
 def test_parts_of_an_attention_that_do_not_fit_each_other(state, tmp_path: Path) -> None:
     name = "videomae.encoder.layer.0.attention.attention.key.weight"
     torch.save(to_external(state, "huggingface") | {name: torch.zeros(5, 7)}, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", "w.pth is damaged or of another model: missing keys: encoder.blocks.0.attn.qkv.weight")
+    refused(
+        tmp_path / "w.pth",
+        "w.pth is damaged or of another model: missing keys: encoder.blocks.0.attn.qkv.weight",
+    )
 
 
 class Writing:
@@ -141,7 +163,10 @@ def pickled(model: Any, **options: Any) -> bytes:
 def compressed(data: bytes) -> bytes:
     """The same file with 64 MiB of numbers, compressed."""
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as source,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out,
+    ):
         for name in source.namelist():
             out.writestr(name, bytes(2**26) if name.endswith("data/0") else source.read(name))
     return file.getvalue()
@@ -151,18 +176,26 @@ FILES: dict[str, tuple[str, bytes]] = {
     "a pickle": ("w.pth", pickle.dumps(Writing())),
     "code beside weights": ("w.pth", pickled(Writing())),
     "an array that swells": ("w.pth", pickled(Swelling())),
-    "an array that swells, before PyTorch 1.6": ("w.pth", pickled(Swelling(), _use_new_zipfile_serialization=False)),
+    "an array that swells, before PyTorch 1.6": (
+        "w.pth",
+        pickled(Swelling(), _use_new_zipfile_serialization=False),
+    ),
     "compressed": ("w.pth", compressed(pickled({"x": torch.zeros(50)}))),
     "cut off": ("w.pth", pickled({"x": torch.zeros(5000)})[:5000]),
     "empty": ("w.pth", b""),
     "a header without end": ("w.safetensors", struct.pack("<Q", 2**62) + b"{}"),
-    "a header that is no text": ("w.safetensors", struct.pack("<Q", 24) + b'{"__metadata__":{"\xff":""}}'),
+    "a header that is no text": (
+        "w.safetensors",
+        struct.pack("<Q", 24) + b'{"__metadata__":{"\xff":""}}',
+    ),
 }
 
 
 @pytest.mark.parametrize(("name", "content"), FILES.values(), ids=list(FILES))
 @pytest.mark.filterwarnings("ignore")
-def test_files_that_are_no_weights_are_one_sentence(tmp_path: Path, monkeypatch, name: str, content: bytes) -> None:
+def test_files_that_are_no_weights_are_one_sentence(
+    tmp_path: Path, monkeypatch, name: str, content: bytes
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content)
     tracemalloc.start()

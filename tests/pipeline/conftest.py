@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from made_videos import encode, store, write_shards
 
-from pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.dataset import ShardDataset
 
 settings.register_profile("busy machines", deadline=None)
 settings.load_profile("busy machines")

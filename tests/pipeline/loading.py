@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from made_videos import LEVELS, read_number
 
-from pipeline import worker_pool
-from pipeline.config import DataConfig
-from pipeline.loader import Batch, ClipLoader
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.plan import ClipPlan, PlanRow, TrainingPlan
-from pipeline.shards.dataset import ShardDataset
+from adamae.pipeline import worker_pool
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.loader import Batch, ClipLoader
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.planning.plan import ClipPlan, PlanRow, TrainingPlan
+from adamae.pipeline.shards.dataset import ShardDataset
 
 CPU = torch.device("cpu")
 
@@ -33,12 +33,16 @@ def open_loader(
         yield plan, loader
 
 
-def first_batches(dataset: ShardDataset, config: DataConfig, count: int, first: int = 0, **others: int) -> list[Batch]:
+def first_batches(
+    dataset: ShardDataset, config: DataConfig, count: int, first: int = 0, **others: int
+) -> list[Batch]:
     with open_loader(dataset, config, **others) as (_, loader):
         return list(islice(loader.batches(first), count))
 
 
-def check_first(dataset: ShardDataset, config: DataConfig, count: int, **others: int) -> dict[str, float]:
+def check_first(
+    dataset: ShardDataset, config: DataConfig, count: int, **others: int
+) -> dict[str, float]:
     """Check that the first batches are the plan's; return the loader's counters."""
     with open_loader(dataset, config, **others) as (plan, loader):
         check_frames(list(islice(loader.batches(0), count)), plan, dataset)
@@ -46,7 +50,11 @@ def check_first(dataset: ShardDataset, config: DataConfig, count: int, **others:
 
 
 def check_frames(
-    batches: list[Batch], plan: ClipPlan, dataset: ShardDataset, first: int = 0, bad: Collection[str] = ()
+    batches: list[Batch],
+    plan: ClipPlan,
+    dataset: ShardDataset,
+    first: int = 0,
+    bad: Collection[str] = (),
 ) -> int:
     """Check that each batch is the plan's; frame k of video i shows number i + k. Return how many clips were replaced,
     as planned: those of videos with keys `bad`."""
@@ -70,7 +78,9 @@ def check_frames(
 class RowsPlan(ClipPlan):
     """Batches of given rows; those of a video follow each other."""
 
-    def __init__(self, rows: list[PlanRow], frame_size: FrameSize, crops_per_decode: int, batch_size: int) -> None:
+    def __init__(
+        self, rows: list[PlanRow], frame_size: FrameSize, crops_per_decode: int, batch_size: int
+    ) -> None:
         self.rows, self.num_frames, self.frame_size = rows, len(rows[0].frames), frame_size
         self.batch_size, self.crops_per_decode = batch_size, crops_per_decode
 
@@ -88,12 +98,22 @@ def plan_one_video(length: int, crop: Crop) -> RowsPlan:
         for stride in (1, 2, 3, 5, 7)
         for start in range(0, length - 3 * stride, 1 if stride == 1 else 3)
     ]
-    clips += [(length - 1,) * 4, (length - 2, length - 1, length - 1, length - 1), (0, 0, length - 1, length - 1)]
+    clips += [
+        (length - 1,) * 4,
+        (length - 2, length - 1, length - 1, length - 1),
+        (0, 0, length - 1, length - 1),
+    ]
     rows = [PlanRow(place, 0, frames, crop, flip=False) for place, frames in enumerate(clips)]
     return RowsPlan(rows, FrameSize(32, 32), 1, batch_size=20)
 
 
 def list_workers() -> list[int]:
     """List the decode workers of this process."""
-    children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return [int(pid) for pid in children if worker_pool.WORKER in Path(f"/proc/{pid}/cmdline").read_text()]
+    children = (
+        Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
+    )
+    return [
+        int(pid)
+        for pid in children
+        if worker_pool.WORKER in Path(f"/proc/{pid}/cmdline").read_text()
+    ]

@@ -14,14 +14,14 @@ from typing import Any
 import av
 import numpy as np
 
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import DatasetInfo, Sample
-from pipeline.shards.gops import GopIndex, VideoSlice
-from shard_tools.codecs import CODECS, open_encoder
-from shard_tools.encoding.encode import VideoWriter
-from shard_tools.encoding.picture import FrameConverter
-from shard_tools.settings import Settings
-from shard_tools.write import index_gops, publish_tables, write_shard
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import DatasetInfo, Sample
+from adamae.pipeline.shards.gops import GopIndex, VideoSlice
+from adamae.shard_tools.codecs import CODECS, open_encoder
+from adamae.shard_tools.encoding.encode import VideoWriter
+from adamae.shard_tools.encoding.picture import FrameConverter
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.write import index_gops, publish_tables, write_shard
 
 LEVELS = 22  # gray levels that survive any codec and any scaling
 
@@ -33,7 +33,9 @@ SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
     "h264 with B-frames": {"options": {**X264, "g": "12", "bf": "3", "b-pyramid": "normal"}},
-    "h264 with open GOPs": {"options": {**X264, "g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}},
+    "h264 with open GOPs": {
+        "options": {**X264, "g": "10", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}
+    },
     "h264 in mkv": {"container": "matroska", "options": {**X264, "g": "12", "bf": "3"}},
     "h264 intra refresh": {"options": {**X264, "g": "12", "x264-params": "intra-refresh=1"}},
     "h264, one keyframe": {"options": {**X264, "g": "250", "bf": "2"}},
@@ -41,7 +43,11 @@ KINDS: dict[str, dict[str, object]] = {
     "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": VPX},
     "vp8": {"codec": "libvpx", "container": "webm", "options": VPX},
     "av1 with hidden frames": {"codec": "libsvtav1", "options": SVT},
-    "mpeg4 with B-frames": {"codec": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2", "b": "8M"}},
+    "mpeg4 with B-frames": {
+        "codec": "mpeg4",
+        "container": "avi",
+        "options": {"g": "12", "bf": "2", "b": "8M"},
+    },
     "mjpeg": {"codec": "mjpeg", "container": "avi"},
 }
 
@@ -66,10 +72,19 @@ def drawn(number: int, width: int, height: int, pattern: bool) -> np.ndarray:
 
 
 def encode(
-    num_frames: int, *, codec: str = "libx264", container: str = "mp4", width: int = 64, height: int = 48,
-    pix_fmt: str = "yuv420p", options: dict[str, str] | None = None, first: int = 0, pattern: bool = False,
-    rotation: int = 0, **muxing: str,
-) -> bytes:  # fmt: skip
+    num_frames: int,
+    *,
+    codec: str = "libx264",
+    container: str = "mp4",
+    width: int = 64,
+    height: int = 48,
+    pix_fmt: str = "yuv420p",
+    options: dict[str, str] | None = None,
+    first: int = 0,
+    pattern: bool = False,
+    rotation: int = 0,
+    **muxing: str,
+) -> bytes:
     """Frame k is `drawn` of `first` + k; a player turns it counter-clockwise by `rotation` degrees."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=muxing) as output:
@@ -93,12 +108,22 @@ def keep(packet: av.Packet, _: int) -> av.Packet:
     return packet
 
 
-def remux(data: bytes, container: str, change: Callable[[av.Packet, int], av.Packet] = keep, **options: str) -> bytes:
+def remux(
+    data: bytes,
+    container: str,
+    change: Callable[[av.Packet, int], av.Packet] = keep,
+    **options: str,
+) -> bytes:
     """The packets, each as `change`(packet, number) returns it, in another container."""
     with tempfile.NamedTemporaryFile() as file:
-        with av.open(io.BytesIO(data)) as source, av.open(file.name, "w", format=container, options=options) as output:
+        with (
+            av.open(io.BytesIO(data)) as source,
+            av.open(file.name, "w", format=container, options=options) as output,
+        ):
             stream = output.add_stream_from_template(source.streams.video[0])
-            for number, packet in enumerate(packet for packet in source.demux(video=0) if packet.size):
+            for number, packet in enumerate(
+                packet for packet in source.demux(video=0) if packet.size
+            ):
                 changed = change(packet, number)
                 changed.stream = stream
                 output.mux(changed)
@@ -107,9 +132,15 @@ def remux(data: bytes, container: str, change: Callable[[av.Packet, int], av.Pac
 
 @cache
 def store(
-    codec: str, num_frames: int, *, gop: int = 8, width: int = 64, height: int = 48, first: int = 0,
+    codec: str,
+    num_frames: int,
+    *,
+    gop: int = 8,
+    width: int = 64,
+    height: int = 48,
+    first: int = 0,
     pattern: bool = False,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them; with
     `pattern`, as `encode`."""
     noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
@@ -118,8 +149,12 @@ def store(
         path = Path(folder, "video.mp4")
         writer = VideoWriter(path, Settings(encode=codec, gop=gop), Fraction(8), (width, height))
         for number in range(num_frames):
-            image = drawn(first + number, width, height, pattern) + np.roll(noise, 3 * number, axis=1) * (not pattern)
-            writer.write(convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24")))
+            image = drawn(first + number, width, height, pattern) + np.roll(
+                noise, 3 * number, axis=1
+            ) * (not pattern)
+            writer.write(
+                convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24"))
+            )
         writer.close()
         return path.read_bytes()
 
@@ -131,9 +166,15 @@ def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice
 
 
 def write_shards(
-    folder: Path, videos: list[tuple[str, bytes]], *, per_shard: int = 4, classes: int = 0, container: str = "mp4",
-    broken: dict[str, bytes] | None = None, **columns: list[Any],
-) -> Path:  # fmt: skip
+    folder: Path,
+    videos: list[tuple[str, bytes]],
+    *,
+    per_shard: int = 4,
+    classes: int = 0,
+    container: str = "mp4",
+    broken: dict[str, bytes] | None = None,
+    **columns: list[Any],
+) -> Path:
     """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it.
 
     broken: what is stored, by key, instead of the video that the tables describe.
@@ -145,19 +186,34 @@ def write_shards(
             path, stored = Path(place, f"{number}.{container}"), (broken or {}).get(key, data)
             path.write_bytes(stored)
             with av.open(io.BytesIO(data)) as video:
-                count, context = sum(1 for _ in video.decode(video=0)), video.streams.video[0].codec_context
+                count, context = (
+                    sum(1 for _ in video.decode(video=0)),
+                    video.streams.video[0].codec_context,
+                )
                 facts = context.codec.canonical_name, count, 8.0, 1, context.width, context.height
-            label, sha256 = (number % classes,) if classes else None, hashlib.sha256(stored).hexdigest()
+            label, sha256 = (
+                (number % classes,) if classes else None,
+                hashlib.sha256(stored).hexdigest(),
+            )
             sample = Sample(key, container, *facts, label, f"{key}.{container}", sha256)
-            pairs.append((replace(sample, **{name: values[number] for name, values in columns.items()}), path))
+            pairs.append(
+                (
+                    replace(sample, **{name: values[number] for name, values in columns.items()}),
+                    path,
+                )
+            )
         shards = [
             write_shard(folder, f"shard-{number:06d}.tar", pairs[start : start + per_shard])
             for number, start in enumerate(range(0, len(videos), per_shard))
         ]
     info = DatasetInfo(
-        len(videos), sum(sample.num_frames for sample, _ in pairs), sum(shard.num_bytes for shard in shards),
-        [f"class {i}" for i in range(classes)], {}, shards,
-    )  # fmt: skip
+        len(videos),
+        sum(sample.num_frames for sample, _ in pairs),
+        sum(shard.num_bytes for shard in shards),
+        [f"class {i}" for i in range(classes)],
+        {},
+        shards,
+    )
     publish_tables(folder, info)
     return folder
 

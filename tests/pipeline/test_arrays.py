@@ -9,18 +9,18 @@ import torch
 from loading import open_loader
 from made_videos import encode
 
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.decoding.sources import decode_frames, find_source, scale_frames
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import PlanRow, TrainingPlan
-from pipeline.shards import arrays
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.video_error import VideoError
-from shard_tools import check_shards, make_shards
-from shard_tools.write import index_gops
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.sources import decode_frames, find_source, scale_frames
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
+from adamae.pipeline.shards import arrays
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools import check_shards, make_shards
+from adamae.shard_tools.write import index_gops
 
 T, H, W = 12, 40, 56
 
@@ -57,7 +57,11 @@ def batches(shards: Path | list[Path], **settings: object) -> tuple[TrainingPlan
 def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Path) -> None:
     assert check_shards.main([str(shards)]) == 0
     dataset = ShardDataset.open(shards)
-    assert (dataset.channels, list(dataset.info.codecs), dataset.info.containers) == (5, ["uint8x5"], ["npy"])
+    assert (dataset.channels, list(dataset.info.codecs), dataset.info.containers) == (
+        5,
+        ["uint8x5"],
+        ["npy"],
+    )
     plan, clips = batches(shards)
     assert clips.shape == (6, 4, 24, 24, 5)
     assert {row.flip for row in plan.batch(0)} == {True, False}
@@ -66,23 +70,35 @@ def test_a_dataset_of_arrays_is_whole_and_its_clips_are_parts_of_them(shards: Pa
         x, y, width, height = row.crop
         shown = frames[:, y : y + height, x : x + width][:, :, :: -1 if row.flip else 1]
         seen = torch.from_numpy(shown.copy()).permute(3, 0, 1, 2).float()
-        expected = torch.nn.functional.interpolate(seen, (24, 24), mode="bilinear", antialias=True).movedim(0, 3)
-        assert (expected - clip.float()).abs().max() <= 2  # smooth pictures; no channel is mixed with another
+        expected = torch.nn.functional.interpolate(
+            seen, (24, 24), mode="bilinear", antialias=True
+        ).movedim(0, 3)
+        assert (
+            expected - clip.float()
+        ).abs().max() <= 2  # smooth pictures; no channel is mixed with another
         assert (expected.mean((0, 1, 2)) - clip.float().mean((0, 1, 2))).abs().max() < 0.6
 
 
-def test_a_clip_reads_its_own_frames_alone_and_notices_changes(shards: Path, tmp_path: Path) -> None:
+def test_a_clip_reads_its_own_frames_alone_and_notices_changes(
+    shards: Path, tmp_path: Path
+) -> None:
     dataset = ShardDataset.open(shards)
     cut = dataset.read_clip(0, [3, 9, 9])
     shape = arrays.read_shape(cut.data)
-    assert (len(cut.data), cut.numbers, cut.num_frames) == (shape.start + 2 * shape.frame_bytes, (0, 1, 1), 2)
+    assert (len(cut.data), cut.numbers, cut.num_frames) == (
+        shape.start + 2 * shape.frame_bytes,
+        (0, 1, 1),
+        2,
+    )
     whole = decode_frames(dataset.read_video(0), [3, 9])
     assert np.array_equal(arrays.read_array(cut.data, [0, 1], 2), whole)
     data = bytearray(npy_bytes(smooth(2), tmp_path))
     rows = index_gops(bytes(data), T)
     assert len(rows) == T + 1
     data[-1] ^= 1
-    assert (index_gops(bytes(data), T)["checksum"] != rows["checksum"]).tolist() == [False] * T + [True]
+    assert (index_gops(bytes(data), T)["checksum"] != rows["checksum"]).tolist() == [False] * T + [
+        True
+    ]
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5, 12])
@@ -93,7 +109,9 @@ def test_each_channel_is_scaled_by_itself_and_exactly(channels: int, size: tuple
     clip = np.empty((3, *size, channels), np.uint8)
     scale_frames(frames, clip)
     pictures = torch.from_numpy(frames).permute(0, 3, 1, 2).double()
-    expected = torch.nn.functional.interpolate(pictures, size, mode="bilinear", antialias=True).permute(0, 2, 3, 1)
+    expected = torch.nn.functional.interpolate(
+        pictures, size, mode="bilinear", antialias=True
+    ).permute(0, 2, 3, 1)
     assert (torch.from_numpy(clip) - expected)[:, 1:-1, 1:-1].abs().max() < 0.75
 
 
@@ -101,7 +119,10 @@ def test_each_channel_is_scaled_by_itself_and_exactly(channels: int, size: tuple
     ("array", "says"),
     [
         (np.zeros((2, 3, 4, 5), np.float32), "it is float32 of shape"),
-        (np.zeros((3, 4, 5), np.uint8), r"it is uint8 of shape \(3, 4, 5\): videos are uint8 of frames, height"),
+        (
+            np.zeros((3, 4, 5), np.uint8),
+            r"it is uint8 of shape \(3, 4, 5\): videos are uint8 of frames, height",
+        ),
         (np.asfortranarray(smooth(2)), "its first axis the fastest"),
         (np.zeros((2, 4, 4, 13), np.uint8), "1 to 12 channels"),
         (np.zeros((0, 4, 4, 3), np.uint8), "at least a frame"),
@@ -144,7 +165,9 @@ def test_arrays_beside_videos_are_none(tmp_path: Path) -> None:
 
 
 def test_clips_of_several_kinds_and_colours_of_none_are_refused(shards: Path) -> None:
-    with pytest.raises(InputError, match="clips of 3 and 5 channels, which no model takes together"):
+    with pytest.raises(
+        InputError, match="clips of 3 and 5 channels, which no model takes together"
+    ):
         arrays.count_channels(["h264", "uint8x5"])
     with pytest.raises(InputError, match="changes colors, and these clips have 5 channels"):
         batches(shards, rand_augment=2)
@@ -169,4 +192,8 @@ def test_a_table_that_is_wrong_about_an_array_costs_the_video(
 def test_shards_of_arrays_are_an_input_too(shards: Path, tmp_path: Path) -> None:
     assert make_shards.main([str(shards), str(tmp_path / "out")]) == 0
     again = ShardDataset.open(tmp_path / "out")
-    assert (again.info.num_samples, again.info.classes, again.info.num_rejected) == (6, ["a", "b"], 0)
+    assert (again.info.num_samples, again.info.classes, again.info.num_rejected) == (
+        6,
+        ["a", "b"],
+        0,
+    )

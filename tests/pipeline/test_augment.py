@@ -12,9 +12,9 @@ from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
 
-from pipeline.augment import AFFINE, OPERATIONS, augment
-from pipeline.config import DataConfig
-from pipeline.planning.augmentations import (
+from adamae.pipeline.augment import AFFINE, OPERATIONS, augment
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning.augmentations import (
     NAMES,
     NUMBERS_FOR_ERASING,
     AugmentOp,
@@ -22,9 +22,9 @@ from pipeline.planning.augmentations import (
     sample_erase_box,
     sample_ops,
 )
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
 
 FILL = {"fillcolor": (128,) * 3}
 # timm's function, the argument it gets for strength 0.5, and options.
@@ -39,13 +39,19 @@ TIMM = {
     "contrast": (timm_augment.contrast, (1.45,), {}),
     "brightness": (timm_augment.brightness, (1.45,), {}),
     "sharpness": (timm_augment.sharpness, (1.45,), {}),
-    "rotate": (timm_augment.rotate, (-15,), {**FILL, "resample": Image.Resampling.BILINEAR}),  # PIL's sign is opposite
+    "rotate": (
+        timm_augment.rotate,
+        (-15,),
+        {**FILL, "resample": Image.Resampling.BILINEAR},
+    ),  # PIL's sign is opposite
     "translate_x": (timm_augment.translate_x_rel, (-0.225,), FILL),
     "translate_y": (timm_augment.translate_y_rel, (-0.225,), FILL),
 }
 
 
-def augment_one(clip: Tensor, ops: tuple[AugmentOp, ...], box: EraseBox | None = None, seed: int = 0) -> Tensor:
+def augment_one(
+    clip: Tensor, ops: tuple[AugmentOp, ...], box: EraseBox | None = None, seed: int = 0
+) -> Tensor:
     row = PlanRow(seed, 0, (0,), Crop(0, 0, 1, 1), flip=False, augment_ops=ops, erase_box=box)
     return augment(clip[None], [row])[0]
 
@@ -53,7 +59,9 @@ def augment_one(clip: Tensor, ops: tuple[AugmentOp, ...], box: EraseBox | None =
 def picture() -> np.ndarray:
     """Colors from dark to bright, with one sharp square: uint8 [64, 64, 3]."""
     down, across = np.mgrid[0:64, 0:64] / 63
-    image = np.stack([40 + 150 * across, 30 + 190 * down, 90 + 60 * across * down], -1).astype(np.uint8)
+    image = np.stack([40 + 150 * across, 30 + 190 * down, 90 + 60 * across * down], -1).astype(
+        np.uint8
+    )
     image[20:32, 20:32] = (200, 40, 90)
     return image
 
@@ -70,7 +78,9 @@ def test_operations_are_timms(name: str) -> None:
 
 
 @pytest.mark.parametrize("strength", [-0.9, 0.3, 1.0])
-@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y", "sharpness"])
+@pytest.mark.parametrize(
+    "name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y", "sharpness"]
+)
 def test_own_operations_are_torchvisions(name: str, strength: float) -> None:
     noise = torch.randint(0, 256, (2, 3, 6, 5), dtype=torch.uint8)
     frames = torch.nn.functional.interpolate(noise, (48, 40))
@@ -97,7 +107,9 @@ def test_own_operations_are_torchvisions(name: str, strength: float) -> None:
 def test_hardly_any_strength_changes_hardly_anything() -> None:
     """Solarizing at a threshold of 256 is an error of torchvision's."""
     clip = torch.from_numpy(picture()).expand(2, 64, 64, 3)
-    for name in sorted({*OPERATIONS, *AFFINE} - {"autocontrast", "equalize", "invert", "posterize"}):
+    for name in sorted(
+        {*OPERATIONS, *AFFINE} - {"autocontrast", "equalize", "invert", "posterize"}
+    ):
         assert (augment_one(clip, (AugmentOp(name, 0.0),)).int() - clip).abs().max() <= 1, name
 
 

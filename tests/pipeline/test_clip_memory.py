@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.errors import InputError
-from pipeline.clip_memory import BlockLayout, ClipMemory
+from adamae.common.errors import InputError
+from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
 
 LAYOUT = BlockLayout(num_clips=3, clip_shape=(2, 4, 4, 3), slot_bytes=200)
 
@@ -20,13 +20,16 @@ def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")]
+    ("kind", "reason"),
+    [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")],
 )
 def test_a_limit_of_the_shell_is_an_error(kind: int, reason: str) -> None:
     memory, before = ClipMemory(LAYOUT._replace(slot_bytes=2**40)), resource.getrlimit(kind)
     resource.setrlimit(kind, (2**40, before[1]))
     try:
-        with pytest.raises(InputError, match=rf"another batch of 3\.3 TB \({reason}\): lower the batch size"):
+        with pytest.raises(
+            InputError, match=rf"another batch of 3\.3 TB \({reason}\): lower the batch size"
+        ):
             memory.acquire()
     finally:
         resource.setrlimit(kind, before)

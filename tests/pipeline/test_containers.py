@@ -12,13 +12,13 @@ from av.stream import Disposition
 from made_videos import X264, encode, read_number
 from PIL import Image
 
-from pipeline.decoding import containers
-from pipeline.decoding.containers import main_stream, open_video
-from pipeline.decoding.sources import decode_frames
-from pipeline.video_error import VideoError
-from pipeline.videos.opening import open_source
-from pipeline.videos.source_video import read_frames
-from shard_tools.plan import probe_header
+from adamae.pipeline.decoding import containers
+from adamae.pipeline.decoding.containers import main_stream, open_video
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos.opening import open_source
+from adamae.pipeline.videos.source_video import read_frames
+from adamae.shard_tools.plan import probe_header
 
 ROOT = Path(__file__).parents[2]
 REFERENCES = {
@@ -74,14 +74,21 @@ def test_a_frame_of_gigabytes_is_not_decoded(tmp_path: Path) -> None:
     for source in (path, path.read_bytes()):
         with pytest.raises(VideoError):
             decode_frames(source, [0])
-    with open_source(path) as (container, stream), pytest.raises(VideoError, match="frame 0 cannot be decoded"):
+    with (
+        open_source(path) as (container, stream),
+        pytest.raises(VideoError, match="frame 0 cannot be decoded"),
+    ):
         next(read_frames(container, stream))
     path.write_bytes(png_in_mov(7680))  # of the largest cameras
     assert decode_frames(path, [1]).shape == (1, 7680, 7680, 3)
 
 
-@pytest.mark.parametrize("kind", [{}, {"container": "mpegts"}, {"codec": "mpeg4", "container": "avi"}])
-def test_the_limit_holds_in_every_container(kind: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", [{}, {"container": "mpegts"}, {"codec": "mpeg4", "container": "avi"}]
+)
+def test_the_limit_holds_in_every_container(
+    kind: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = encode(4, **kind)  # type: ignore[arg-type]
     assert len(decode_frames(data, [0, 3])) == 2
     monkeypatch.setattr(containers, "MAX_PIXELS", 64 * 48 - 1)
@@ -90,7 +97,10 @@ def test_the_limit_holds_in_every_container(kind: dict[str, str], monkeypatch: p
 
 
 def several(
-    lengths: dict[int, int], default: int | None = None, container: str = "mp4", cover: int | None = None
+    lengths: dict[int, int],
+    default: int | None = None,
+    container: str = "mp4",
+    cover: int | None = None,
 ) -> bytes:
     """Make a file of several streams; key: the first frame's number, value: how many frames."""
     file = io.BytesIO()
@@ -121,7 +131,9 @@ def several(
     ],
     ids=["the default one", "the default one, if shorter", "the first", "the longest"],
 )
-def test_one_rule_says_which_stream_is_the_video(settings: dict, first: int, count: int, tmp_path: Path) -> None:
+def test_one_rule_says_which_stream_is_the_video(
+    settings: dict, first: int, count: int, tmp_path: Path
+) -> None:
     data, path = several(**settings), tmp_path / "video.mp4"
     path.write_bytes(data)
     with open_video(data) as container:
@@ -154,6 +166,8 @@ def test_only_one_module_opens_videos() -> None:
         if parts[0] in ("tests", "build") or any(part.startswith(".") for part in parts):
             continue
         calls = re.findall(r"(?:\bav|container)\.open\((.*)", text)
-        if any('"w"' not in call for call in calls) or re.search(r"from av\S* import .*\bopen\b", text):
+        if any('"w"' not in call for call in calls) or re.search(
+            r"from av\S* import .*\bopen\b", text
+        ):
             found.add(parts)
     assert found == {("pipeline", "decoding", "containers.py")}

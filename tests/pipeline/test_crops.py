@@ -7,17 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning import crops
+from adamae.pipeline.planning import crops
 
 sides = st.integers(2, 2000)
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)
 
 
-@pytest.mark.parametrize("shape", [crops.SQUARE, crops.FrameSize(2, 3), crops.FrameSize(500, 1)], ids=str)
-@pytest.mark.parametrize("cut", [crops.multiscale_crop, partial(crops.random_resized_crop, min_area=0.5)])
+@pytest.mark.parametrize(
+    "shape", [crops.SQUARE, crops.FrameSize(2, 3), crops.FrameSize(500, 1)], ids=str
+)
+@pytest.mark.parametrize(
+    "cut", [crops.multiscale_crop, partial(crops.random_resized_crop, min_area=0.5)]
+)
 @given(width=sides, height=sides, numbers=draws)
 def test_boxes_lie_in_the_frame(
-    cut: Callable[..., crops.Crop], shape: crops.FrameSize, width: int, height: int, numbers: list[float]
+    cut: Callable[..., crops.Crop],
+    shape: crops.FrameSize,
+    width: int,
+    height: int,
+    numbers: list[float],
 ) -> None:
     box = cut(width, height, numbers, shape=shape)
     assert min(box.width, box.height) >= 2
@@ -32,30 +40,50 @@ def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
     boxes = [crops.multiscale_crop(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
     steps = [256, 224, 192, 168]
     sizes = Counter((box.width, box.height) for box in boxes)
-    assert set(sizes) == {(w, h) for i, w in enumerate(steps) for j, h in enumerate(steps) if abs(i - j) <= 1}
+    assert set(sizes) == {
+        (w, h) for i, w in enumerate(steps) for j, h in enumerate(steps) if abs(i - j) <= 1
+    }
     assert len(sizes) == 10
     assert min(sizes.values()) > 380, "all equally likely: 500 each"
     places = {(box.x, box.y) for box in boxes if (box.width, box.height) == (192, 224)}
     across, down = (340 - 192) // 8 * 2, (256 - 224) // 8 * 2
     assert places == {
-        (0, 0), (4 * across, 0), (0, 4 * down), (4 * across, 4 * down), (2 * across, 2 * down),
-        (0, 2 * down), (4 * across, 2 * down), (2 * across, 4 * down), (2 * across, 0),
-        (across, down), (3 * across, down), (across, 3 * down), (3 * across, 3 * down),
-    }  # fmt: skip
+        (0, 0),
+        (4 * across, 0),
+        (0, 4 * down),
+        (4 * across, 4 * down),
+        (2 * across, 2 * down),
+        (0, 2 * down),
+        (4 * across, 2 * down),
+        (2 * across, 4 * down),
+        (2 * across, 0),
+        (across, down),
+        (3 * across, down),
+        (across, 3 * down),
+        (3 * across, 3 * down),
+    }
 
 
 def test_random_resized_keeps_area_and_ratio() -> None:
     rng = np.random.default_rng(0)
-    boxes = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.5) for _ in range(2000)]
+    boxes = [
+        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.5)
+        for _ in range(2000)
+    ]
     areas = [box.width * box.height / 120000 for box in boxes]
     ratios = [box.width / box.height for box in boxes]
     assert 0.49 < min(areas) < 0.51
     assert max(areas) > 0.98
-    smaller = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.08) for _ in range(2000)]
+    smaller = [
+        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.08)
+        for _ in range(2000)
+    ]
     assert 0.079 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
-    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (492, 0, 14, 10), "none fits: the center"
+    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (492, 0, 14, 10), (
+        "none fits: the center"
+    )
 
 
 def test_boxes_of_other_shapes_by_hand() -> None:
@@ -70,7 +98,10 @@ def test_boxes_of_other_shapes_by_hand() -> None:
     assert [crops.view_crop(60, 100, i, 3).y for i in range(3)] == [0, 20, 40]
     assert crops.view_crop(100, 60, 0, 1) == (20, 0, 60, 60)
     rng = np.random.default_rng(0)
-    boxes = [crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape) for _ in range(500)]
+    boxes = [
+        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape)
+        for _ in range(500)
+    ]
     ratios = [box.width / box.height / 2 for box in boxes]
     assert 0.7 < min(ratios) < 0.8
     assert 1.27 < max(ratios) < 1.4
@@ -78,8 +109,12 @@ def test_boxes_of_other_shapes_by_hand() -> None:
 
 def test_a_box_keeps_its_edges_in_a_frame_of_other_pixels() -> None:
     """Copies of pixels that are not square: edges at the nearest whole chroma samples, never outside of the frame."""
-    assert crops.Crop(320, 40, 240, 280).within((560, 320), (560, 320)) == crops.Crop(320, 40, 240, 280)
-    assert crops.Crop(328, 0, 240, 280).within((569, 320), (568, 320)) == crops.Crop(328, 0, 240, 280)
+    assert crops.Crop(320, 40, 240, 280).within((560, 320), (560, 320)) == crops.Crop(
+        320, 40, 240, 280
+    )
+    assert crops.Crop(328, 0, 240, 280).within((569, 320), (568, 320)) == crops.Crop(
+        328, 0, 240, 280
+    )
     assert crops.Crop(80, 0, 112, 112).within((199, 112), (200, 112)) == crops.Crop(80, 0, 112, 112)
     assert crops.Crop(0, 0, 1024, 576).within((1024, 576), (719, 575)) == crops.Crop(0, 0, 718, 574)
     assert crops.Crop(510, 300, 2, 2).within((512, 302), (3, 2)) == crops.Crop(0, 0, 2, 2)

@@ -16,18 +16,18 @@ import torch
 from loading import CPU, check_first, check_frames, first_batches, open_loader, plan_of
 from made_videos import encode, store, write_shards
 
-from common.errors import InputError
-from pipeline.config import DataConfig, Decoder
-from pipeline.decoding import gpu_codecs, gpu_decoder
-from pipeline.decoding.dali_video import DaliGraph, DecodedVideo
-from pipeline.decoding.gpu_codecs import find_gpu_codecs, try_decoding
-from pipeline.decoding.gpu_decoder import GpuDecoder
-from pipeline.decoding.joining import Cut, GpuCodecs
-from pipeline.loader import ClipLoader
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.gops import VideoSlice
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig, Decoder
+from adamae.pipeline.decoding import gpu_codecs, gpu_decoder
+from adamae.pipeline.decoding.dali_video import DaliGraph, DecodedVideo
+from adamae.pipeline.decoding.gpu_codecs import find_gpu_codecs, try_decoding
+from adamae.pipeline.decoding.gpu_decoder import GpuDecoder
+from adamae.pipeline.decoding.joining import Cut, GpuCodecs
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.gops import VideoSlice
 
 CUDA = torch.device("cuda", 0)
 
@@ -72,19 +72,34 @@ def test_dali_takes_whole_batches_where_workers_are_waited_for(
 def test_who_is_free_gets_the_next_batch(vp9: ShardDataset) -> None:
     def decoder_of(name: Decoder) -> GpuDecoder:
         config = config_of(decoder=name)
-        return GpuDecoder(CPU, plan_of(vp9, config), config, GpuCodecs(frozenset({"vp9"})), Counter())
+        return GpuDecoder(
+            CPU, plan_of(vp9, config), config, GpuCodecs(frozenset({"vp9"})), Counter()
+        )
 
     assert all(decoder_of("dali").wants_batch(is_idle=is_idle) for is_idle in (True, False))
     decoder, wants = decoder_of("auto"), []
     # (whose batch it was, seconds for which it was waited)
-    for is_own, seconds in [(0, 0.0), (0, 0.1), (1, 5.0), (0, 0.1), (1, 0.2), (0, 0.1), (0, 0.3), (0, 0.0)]:
+    for is_own, seconds in [
+        (0, 0.0),
+        (0, 0.1),
+        (1, 5.0),
+        (0, 0.1),
+        (1, 0.2),
+        (0, 0.1),
+        (0, 0.3),
+        (0, 0.0),
+    ]:
         decoder.record_wait(bool(is_own), seconds)
         assert not decoder.wants_batch(is_idle=False), "one batch at a time"
         wants.append(decoder.wants_batch(is_idle=True))
-    assert wants == [False, True, True, True, False, False, True, False], "its first one waited for DALI to start"
+    assert wants == [False, True, True, True, False, False, True, False], (
+        "its first one waited for DALI to start"
+    )
 
 
-def test_what_dali_does_not_take_is_decoded_by_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dali_does_not_take_is_decoded_by_pyav(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codecs = ("vp9", "mjpeg", "h264")
     videos = [(f"v{i:02d}", store(codecs[i % 3], 20, first=i)) for i in range(9)]
     mixed = ShardDataset.open(write_shards(tmp_path / "mixed", videos))
@@ -101,15 +116,26 @@ def takes(dataset: ShardDataset, device: torch.device, config: DataConfig, sampl
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_dali_decodes_where_it_is_asked_to(tmp_path: Path, device: torch.device, monkeypatch) -> None:
+def test_dali_decodes_where_it_is_asked_to(
+    tmp_path: Path, device: torch.device, monkeypatch
+) -> None:
     """On a GPU, PyAV decodes videos whose sides are no multiples of 16."""
     monkeypatch.setattr(gpu_codecs, "try_decoding", lambda *_: "")
     sides = {(352, 256): True, (342, 256): device == CPU, (640, 360): device == CPU}
-    videos = [(f"v{i}", encode(2, width=width, height=height)) for i, (width, height) in enumerate(sides)]
+    videos = [
+        (f"v{i}", encode(2, width=width, height=height)) for i, (width, height) in enumerate(sides)
+    ]
     dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
-    assert [takes(dataset, device, DataConfig(decoder="dali"), i) for i in range(3)] == [*sides.values()]
+    assert [takes(dataset, device, DataConfig(decoder="dali"), i) for i in range(3)] == [
+        *sides.values()
+    ]
     asked = ({}, {"decoder": "auto"}, {"decoder": "dali"}, {"decoder": "pyav"})
-    assert [takes(dataset, device, DataConfig(**settings)) for settings in asked] == [False, True, True, False]
+    assert [takes(dataset, device, DataConfig(**settings)) for settings in asked] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
@@ -117,7 +143,9 @@ def test_a_codec_that_the_gpu_lacks_is_decoded_by_pyav(
 ) -> None:
     """Several videos are tried: one may be corrupt."""
     tried: list[object] = []
-    monkeypatch.setattr(gpu_codecs, "try_decoding", lambda *given: tried.append(given) or "no such engine")
+    monkeypatch.setattr(
+        gpu_codecs, "try_decoding", lambda *given: tried.append(given) or "no such engine"
+    )
     assert not takes(short, CUDA, DataConfig(num_workers=3, decoder="auto"))
     assert len(tried) == gpu_codecs.MAX_PROBES
     (line,) = capfd.readouterr().err.splitlines()
@@ -136,23 +164,33 @@ def test_copied_videos_are_decoded_by_pyav(tmp_path: Path) -> None:
     assert check_first(dataset, config_of(), 1)["dali_clips"] == 0
 
 
-def test_why_dali_cannot_decode_is_said(short: ShardDataset, jpeg: ShardDataset, monkeypatch) -> None:
+def test_why_dali_cannot_decode_is_said(
+    short: ShardDataset, jpeg: ShardDataset, monkeypatch
+) -> None:
     def miss(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(ctypes, "CDLL", miss)
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # imports of it fail, as where it lacks a package
+    monkeypatch.setitem(
+        sys.modules, "nvidia.dali", None
+    )  # imports of it fail, as where it lacks a package
     for dataset, device, says in (
         (short, CPU, r"h264 on cpu \(import of nvidia\.dali halted"),
         (jpeg, CUDA, r"mjpeg on cuda \(no NVDEC decodes mjpeg\)"),
-        (short, CUDA, r"h264 on cuda \(libnvcuvid\.so\.1: cannot open .*; containers have it with NVIDIA_DRIVER_CAPA"),
+        (
+            short,
+            CUDA,
+            r"h264 on cuda \(libnvcuvid\.so\.1: cannot open .*; containers have it with NVIDIA_DRIVER_CAPA",
+        ),
     ):
         try_decoding.cache_clear()
         with pytest.raises(InputError, match=rf"DALI cannot decode {says}"):
             takes(dataset, device, config_of())
     monkeypatch.undo()
     try_decoding.cache_clear()
-    with pytest.raises(InputError, match=r"h264 on cpu \(Assert on .*Failed to create video decoder"):
+    with pytest.raises(
+        InputError, match=r"h264 on cpu \(Assert on .*Failed to create video decoder"
+    ):
         ClipLoader(short, plan_of(short, config_of()), CPU, config_of(), None)
 
 
@@ -194,7 +232,10 @@ def test_where_dali_hangs_pyav_takes_over(
 
 @pytest.mark.parametrize("method", ["feed", "take", "__init__"])
 def test_a_dali_that_always_fails_is_given_up(
-    vp9: ShardDataset, method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    vp9: ShardDataset,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     failures = count()
 
@@ -204,20 +245,30 @@ def test_a_dali_that_always_fails_is_given_up(
 
     monkeypatch.setattr(DaliGraph, method, fail)
     assert check_first(vp9, config_of(), 12)["bad_clips"] == 0
-    assert next(failures) <= 9, "three batches, each fed once read, while another is out, and when it is due"
+    assert next(failures) <= 9, (
+        "three batches, each fed once read, while another is out, and when it is due"
+    )
     (note,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
+    assert (
+        "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on" in note
+    )
 
 
-def test_memory_of_dali_is_kept_until_it_has_been_copied(vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_dali_is_kept_until_it_has_been_copied(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where frames repeat: the copies on a GPU begin long after they were asked for."""
     copied = SimpleNamespace(query=lambda: is_copied, synchronize=lambda: None)
-    monkeypatch.setattr("torch.cuda.current_stream", lambda _: SimpleNamespace(record_event=lambda: copied))
+    monkeypatch.setattr(
+        "torch.cuda.current_stream", lambda _: SimpleNamespace(record_event=lambda: copied)
+    )
     config, released = config_of(), []
     decoder = GpuDecoder(CUDA, plan_of(vp9, config), config, GpuCodecs(), Counter())
 
     def copy(order: list[int]) -> torch.Tensor:
-        frames = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).repeat(1, 4, 4, 3)[: max(order) + 1]
+        frames = (
+            torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).repeat(1, 4, 4, 3)[: max(order) + 1]
+        )
         weakref.finalize(frames, released.append, order)
         row = PlanRow(0, 0, tuple(order), Crop(0, 0, 4, 4), flip=False)
         clips = torch.full((2, len(order), 4, 4, 3), 9, dtype=torch.uint8)

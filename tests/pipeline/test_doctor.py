@@ -10,27 +10,37 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import doctor
-from common.errors import InputError
+from adamae import doctor
+from adamae.common.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    "model.size=tiny", "model.num_frames=8", "model.image_size=32", "model.patch_size=8", "batch_size=2",
-    "model.encoder_depth=1", "model.decoder_depth=1",
-]  # fmt: skip
+    "model.size=tiny",
+    "model.num_frames=8",
+    "model.image_size=32",
+    "model.patch_size=8",
+    "batch_size=2",
+    "model.encoder_depth=1",
+    "model.decoder_depth=1",
+]
 
 
 @pytest.fixture
 def report(capsys, monkeypatch):
     """Runs the doctor and returns its exit status and lines."""
-    monkeypatch.setattr("kernels.launch.triton_on_cpu", False)  # as outside of tests
+    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", False)  # as outside of tests
 
     def run(*arguments: str) -> tuple[int, dict[str, str]]:
         is_intact = doctor.check_environment()
-        status = doctor.main(doctor.parse_arguments([*arguments, *TINY, "--seconds", "0.05"])) or not is_intact
+        status = (
+            doctor.main(doctor.parse_arguments([*arguments, *TINY, "--seconds", "0.05"]))
+            or not is_intact
+        )
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) < 45  # one page
-        return status, {line[:14].lstrip("! ").strip(): line for line in lines} | {"all": "\n".join(lines)}
+        return status, {line[:14].lstrip("! ").strip(): line for line in lines} | {
+            "all": "\n".join(lines)
+        }
 
     return run
 
@@ -43,7 +53,8 @@ def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
     assert "WARNING: 16 of 16 videos are shorter than a clip" in lines["all"]
     assert "set data.frame_stride=4 or lower" in lines["all"]
     assert re.search(
-        r" clips/s of 8×32×32 with this configuration, \d+ decode workers, \d+% reading$", lines["loading"]
+        r" clips/s of 8×32×32 with this configuration, \d+ decode workers, \d+% reading$",
+        lines["loading"],
     )
     assert re.search(r" clips/s of 8×32×32 with data.repeats=1, ", lines["all"])
     assert "size tiny, mask ratio 0.95, batches of 2" in lines["step"]
@@ -70,18 +81,26 @@ def test_what_is_broken_is_a_line(report, monkeypatch, tmp_path):
     assert lines["dataset"].startswith("! ")
     assert "nowhere" in lines["dataset"]
     assert "step" not in lines, "no step is timed beside a wrong path"
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1 / 0)  # whatever an installation can raise
+    monkeypatch.setattr(
+        "torch.cuda.device_count", lambda: 1 / 0
+    )  # whatever an installation can raise
     status, lines = report()
     assert status == 1
     assert "! GPUs          ZeroDivisionError" in lines["GPUs"]
 
 
 def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path):
-    (tmp_path / "av.py").write_text("raise OSError('libavcodec.so.62: cannot open shared object file')")
+    (tmp_path / "av.py").write_text(
+        "raise OSError('libavcodec.so.62: cannot open shared object file')"
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "doctor.py"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "doctor.py"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "")
-    assert "! PyAV          OSError: libavcodec.so.62: cannot open shared object file\n" in done.stdout
+    assert (
+        "! PyAV          OSError: libavcodec.so.62: cannot open shared object file\n" in done.stdout
+    )
     assert "step" not in done.stdout
 
 
@@ -91,7 +110,9 @@ def compare(device: str, step_speed: float) -> list[str]:
     )
     config = doctor.parse_arguments(["data.num_workers=1"]).config
     dist = SimpleNamespace(device=torch.device(device))
-    run = doctor.PlannedRun(config, "shards", 1.0, dist, loader_speeds=speeds, step_speed=step_speed)
+    run = doctor.PlannedRun(
+        config, "shards", 1.0, dist, loader_speeds=speeds, step_speed=step_speed
+    )
     return list(doctor.compare_speeds(run))
 
 
@@ -105,20 +126,34 @@ def test_the_verdict(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
     said = (
-        "CPU cores per GPU that load as fast as a step: 5 with this configuration, 4 with data.repeats=2; there are 8"
+        "CPU cores per GPU that load as fast as a step: 5 with this configuration,"
+        " 4 with data.repeats=2; there are 8"
     )
     assert said in compare("cuda", 300)[-1]
 
 
 @pytest.mark.slow
 def test_several_ranks_time_their_network_and_name_the_slowest():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "doctor.py"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "doctor.py",
+    ]
     arguments = [*torchrun, *TINY, "--seconds", "0.05", "global_batch=6", "steps=5"]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  machine ") == 1, "one rank reports"
-    assert re.search(r"all-reduce of the gradients \(.*\) over 2 ranks by gloo: .* ms, .*/s per rank", done.stdout)
-    assert re.search(r"slowest       rank [01] on \S+ trains \S+ clips/s, the median is ", done.stdout)
+    assert re.search(
+        r"all-reduce of the gradients \(.*\) over 2 ranks by gloo: .* ms, .*/s per rank",
+        done.stdout,
+    )
+    assert re.search(
+        r"slowest       rank [01] on \S+ trains \S+ clips/s, the median is ", done.stdout
+    )
     assert "5 steps of 6 clips" in done.stdout
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from made_videos import encode, store
 
-from pipeline.decoding.sources import decode_frames
-from pipeline.shards.gops import GOP as GOP_ROW
-from pipeline.shards.gops import GopIndex, checksum
-from pipeline.video_error import VideoError
-from shard_tools.write import index_gops
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.shards.gops import GOP as GOP_ROW
+from adamae.pipeline.shards.gops import GopIndex, checksum
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools.write import index_gops
 
 NUM_FRAMES, GOP = 38, 8
 
@@ -40,7 +40,9 @@ def test_only_the_groups_of_a_clip_are_read() -> None:
     assert read == [(0, starts[3])], "the first bytes and the groups behind them at once"
 
 
-@pytest.mark.parametrize(("column", "row"), [(c, r) for c in GOP_ROW.names or () for r in (0, 1, 3, 5)])
+@pytest.mark.parametrize(
+    ("column", "row"), [(c, r) for c in GOP_ROW.names or () for r in (0, 1, 3, 5)]
+)
 def test_any_changed_row_is_found_where_it_would_matter(column: str, row: int) -> None:
     data = store("vp9", NUM_FRAMES)
     groups = groups_of(data)
@@ -75,7 +77,9 @@ def test_changed_and_missing_bytes_are_found() -> None:
 
 
 def test_the_checksum_is_the_one_that_is_described() -> None:
-    assert checksum(5, b"abc") == int.from_bytes(hashlib.sha256(b"\5\0\0\0abc").digest()[:8], "little")
+    assert checksum(5, b"abc") == int.from_bytes(
+        hashlib.sha256(b"\5\0\0\0abc").digest()[:8], "little"
+    )
 
 
 def test_what_cannot_be_cut_has_no_groups() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from made_videos import cut_video, encode, store
 
-from pipeline.decoding.joining import EncodedVideo, find_groups, join_videos
-from pipeline.decoding.sources import decode_frames
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.gops import VideoSlice
-from shard_tools.codecs import CODECS
+from adamae.pipeline.decoding.joining import EncodedVideo, find_groups, join_videos
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.shard_tools.codecs import CODECS
 
 NUM_FRAMES = 21
 # Frames of each clip: groups in a row and apart, frames that repeat, whole and half used groups.
@@ -35,7 +35,9 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
         groups = find_groups(video)
         assert groups is not None
         size = len(video.data)
-        videos[2 * number] = EncodedVideo(slice(start, start + size), *groups, video.num_frames, video.numbers, rows)
+        videos[2 * number] = EncodedVideo(
+            slice(start, start + size), *groups, video.num_frames, video.numbers, rows
+        )
         start += size
     return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
 
@@ -44,7 +46,9 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
 def test_joined_clips_are_decoded_as_alone(codec: str) -> None:
     slices = cut_clips(codec)
     (joined,) = join_videos(*lay_out(slices))
-    frames = decode_frames(joined.data.tobytes(), joined.numbers, sum(video.num_frames for video in slices))
+    frames = decode_frames(
+        joined.data.tobytes(), joined.numbers, sum(video.num_frames for video in slices)
+    )
     assert joined.numbers == sorted(set(joined.numbers))
     assert [cut.clip for cut in joined.cuts] == list(range(2 * len(slices)))
     for cut in joined.cuts:

@@ -10,21 +10,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loading import CPU, RowsPlan, check_frames, first_batches, list_workers, open_loader, plan_of, plan_one_video
+from loading import (
+    CPU,
+    RowsPlan,
+    check_frames,
+    first_batches,
+    list_workers,
+    open_loader,
+    plan_of,
+    plan_one_video,
+)
 from made_videos import KINDS, broken_copy, encode, store, write_shards
 from processes import are_asleep, wait_for
 
-from common.errors import InputError
-from pipeline.config import DataConfig, Decoder
-from pipeline.loader import ClipLoader
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import EvaluationPlan
-from pipeline.shards.dataset import ShardDataset
-from shard_tools.codecs import CODECS
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig, Decoder
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import EvaluationPlan
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.shard_tools.codecs import CODECS
 
 
-@pytest.mark.parametrize(("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)])  # of 8 that are stored
-@pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
+@pytest.mark.parametrize(
+    ("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)]
+)  # of 8 that are stored
+@pytest.mark.parametrize(
+    ("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")]
+)
 def test_clips_show_the_frames_of_the_plan(
     request: pytest.FixtureRequest, source: str, decoder: Decoder, repeats: int, fps: float
 ) -> None:
@@ -36,20 +49,32 @@ def test_clips_show_the_frames_of_the_plan(
         assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.clip.is_contiguous()
-        assert batch.labels.tolist() == [int(key[1:]) % 3 if source == "short" else -1 for key in batch.keys]
+        assert batch.labels.tolist() == [
+            int(key[1:]) % 3 if source == "short" else -1 for key in batch.keys
+        ]
 
 
 def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path) -> None:
     videos = [(f"v{i}", encode(8, first=i)) for i in range(4)]
-    labels, captions = [(0, 2), (), (1,), (0,)], [{"caption": "a dog"}, {}, {"caption": "ein Hund", "views": 3}, {}]
+    labels, captions = (
+        [(0, 2), (), (1,), (0,)],
+        [{"caption": "a dog"}, {}, {"caption": "ein Hund", "views": 3}, {}],
+    )
     folder = write_shards(tmp_path / "shards", videos, classes=3, labels=labels, fields=captions)
-    dataset, marks = ShardDataset.open(folder), {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]}
+    dataset, marks = (
+        ShardDataset.open(folder),
+        {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]},
+    )
     config = DataConfig(frame_stride=1, fields=["caption"])
     for batch in first_batches(dataset, config, 2):
         assert batch.labels.tolist() == [marks[key] for key in batch.keys]
-        assert batch.fields == {"caption": [captions[int(key[1:])].get("caption") for key in batch.keys]}
+        assert batch.fields == {
+            "caption": [captions[int(key[1:])].get("caption") for key in batch.keys]
+        }
     assert first_batches(dataset, DataConfig(frame_stride=1), 1)[0].fields == {}
-    with pytest.raises(InputError, match=r"has the field text of data\.fields: they have caption, views"):
+    with pytest.raises(
+        InputError, match=r"has the field text of data\.fields: they have caption, views"
+    ):
         first_batches(dataset, DataConfig(frame_stride=1, fields=["text"]), 1)
 
 
@@ -60,7 +85,9 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
     config = DataConfig(frame_stride=1, repeats=2)
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
-    clips = torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).numpy().astype(float)
+    clips = (
+        torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).numpy().astype(float)
+    )
     for clip, row in zip(clips, rows, strict=True):
         red, green = clip[0, :, :, 0].mean(0) * 320 / 255, clip[0, :, :, 1].mean(1) * 240 / 255
         found = np.array([red[0], red[-1], green[0], green[-1]])
@@ -69,7 +96,9 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
         assert np.abs(found - [*across, y, y + height]).max() < width / 64 + 4
 
 
-@pytest.mark.parametrize(("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")])
+@pytest.mark.parametrize(
+    ("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")]
+)
 def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
     request: pytest.FixtureRequest, source: str, decoder: Decoder
 ) -> None:
@@ -78,8 +107,12 @@ def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
     dataset = request.getfixturevalue(source)
 
     def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
-        config = DataConfig(frame_stride=1, repeats=2, decoder=decoder, num_workers=threads, prefetch=prefetch)
-        return torch.cat([batch.clip for batch in first_batches(dataset, config, count, first, batch_size=size)])
+        config = DataConfig(
+            frame_stride=1, repeats=2, decoder=decoder, num_workers=threads, prefetch=prefetch
+        )
+        return torch.cat(
+            [batch.clip for batch in first_batches(dataset, config, count, first, batch_size=size)]
+        )
 
     whole = clips(0, 9, threads=1, prefetch=1)
     assert torch.equal(clips(0, 9, threads=4, prefetch=3), whole)
@@ -97,7 +130,9 @@ def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
         for step in (5, 6, 2, 3):
             batches = list(loader.microbatches(step))
             check_frames(batches, plan, vp9, first=step * 3)
-            assert [place for batch in batches for place in batch.positions] == [*range(step * 6, step * 6 + 6)]
+            assert [place for batch in batches for place in batch.positions] == [
+                *range(step * 6, step * 6 + 6)
+            ]
             assert [batch.is_last for batch in batches] == [False, False, True]
         assert loader.counters["clips"] == 24
 
@@ -108,8 +143,12 @@ def test_an_evaluation_plan_ends(short: ShardDataset) -> None:
     plan = EvaluationPlan(short, config, batch_size=9, rank=1, world_size=2, **settings)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
-    assert [batch.positions for batch in batches] == [[r.position for r in plan.batch(index)] for index in range(4)]
-    with ClipLoader(short, EvaluationPlan(short, config, batch_size=27, **settings), CPU, config, None) as loader:
+    assert [batch.positions for batch in batches] == [
+        [r.position for r in plan.batch(index)] for index in range(4)
+    ]
+    with ClipLoader(
+        short, EvaluationPlan(short, config, batch_size=27, **settings), CPU, config, None
+    ) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
 
@@ -119,14 +158,20 @@ def test_bad_videos_are_replaced_and_recorded(
 ) -> None:
     bad = {"v02", "v05"}
     dataset = broken_copy(Path(request.getfixturevalue(source).folder), tmp_path / "broken", bad)
-    config, report = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9), tmp_path / "quarantine.jsonl"
+    config, report = (
+        DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9),
+        tmp_path / "quarantine.jsonl",
+    )
     for _ in range(2):  # a resumed run does not record them again
         with open_loader(dataset, config, report) as (plan, loader):
             batches = list(islice(loader.batches(0), 6))
             assert 0 < check_frames(batches, plan, dataset, bad=bad) <= loader.counters["bad_clips"]
         lines = [json.loads(line) for line in report.read_text().splitlines()]
         assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
-        assert all("changed since the shard was made" in line["reason"] and "shard-" in line["where"] for line in lines)
+        assert all(
+            "changed since the shard was made" in line["reason"] and "shard-" in line["where"]
+            for line in lines
+        )
 
 
 def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
@@ -140,17 +185,25 @@ def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_pa
         list(loader.batches(0))
 
 
-@pytest.mark.parametrize(("settings", "size"), [({"prefetch": 2}, 32), ({"prefetch": 50, "prefetch_mib": 4}, 128)])
+@pytest.mark.parametrize(
+    ("settings", "size"), [({"prefetch": 2}, 32), ({"prefetch": 50, "prefetch_mib": 4}, 128)]
+)
 def test_the_next_two_batches_are_made_while_the_step_runs(
     short: ShardDataset, settings: dict[str, int], size: int
 ) -> None:
     """As many as there may be, or as many as fit into the memory allowed: a batch of 4 × 8 × 128×128 is 1.5 MiB."""
-    with open_loader(short, DataConfig(frame_stride=1, num_workers=1, **settings), image_size=size) as (_, loader):
+    with open_loader(
+        short, DataConfig(frame_stride=1, num_workers=1, **settings), image_size=size
+    ) as (_, loader):
         batches = loader.batches(0)
         next(batches)
         with mmap.mmap(loader.memory.fileno(), 0) as memory:
-            written = loader.memory.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3  # the last frames
-            assert wait_for(lambda: all(memory[start : start + 9] != bytes(9) for start in written), 30)
+            written = (
+                loader.memory.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3
+            )  # the last frames
+            assert wait_for(
+                lambda: all(memory[start : start + 9] != bytes(9) for start in written), 30
+            )
             assert wait_for(lambda: are_asleep(list_workers()), 30)
         next(batches)
         assert loader.counters["batches_ready"] == 2, "and no more"
@@ -171,7 +224,9 @@ def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
 
 
 EXACT = [
-    *((kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")),  # all: test_video.py
+    *(
+        (kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")
+    ),  # all: test_video.py
     *(pytest.param(kind, "cuda", "pyav", marks=pytest.mark.gpu) for kind in KINDS),
 ]
 
@@ -180,7 +235,9 @@ def load_one_video(
     video: bytes, length: int, device: str, decoder: Decoder, tmp_path: Path, container: str = "mp4"
 ) -> tuple[ShardDataset, RowsPlan, dict[str, float]]:
     """Check that every frame of clips from anywhere in it is the one asked for."""
-    dataset = ShardDataset.open(write_shards(tmp_path / "shards", [("v0", video)], container=container))
+    dataset = ShardDataset.open(
+        write_shards(tmp_path / "shards", [("v0", video)], container=container)
+    )
     width, height = dataset.samples[0].width, dataset.samples[0].height
     plan = plan_one_video(length, Crop(0, 0, width, height))
     config = DataConfig(decoder=decoder)
@@ -193,7 +250,9 @@ def load_one_video(
 
 
 @pytest.mark.parametrize(("kind", "device", "decoder"), EXACT)
-def test_every_frame_is_the_one_asked_for(kind: str, device: str, decoder: Decoder, tmp_path: Path) -> None:
+def test_every_frame_is_the_one_asked_for(
+    kind: str, device: str, decoder: Decoder, tmp_path: Path
+) -> None:
     """From videos as others have encoded them."""
     width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
     video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
@@ -205,7 +264,10 @@ GOPS = [
     *((codec, "cpu", "pyav") for codec in CODECS),
     *((codec, "cpu", "dali") for codec in ("vp9", "mjpeg")),
     *(pytest.param(codec, "cuda", "pyav", marks=pytest.mark.gpu) for codec in CODECS),
-    *(pytest.param(codec, "cuda", "dali", marks=pytest.mark.gpu) for codec in ("h264", "hevc", "vp9")),
+    *(
+        pytest.param(codec, "cuda", "dali", marks=pytest.mark.gpu)
+        for codec in ("h264", "hevc", "vp9")
+    ),
 ]
 
 
@@ -218,8 +280,15 @@ def test_only_the_gops_of_a_clip_are_read_and_decoded(
     dataset, plan, counters = load_one_video(video, 34, device, decoder, tmp_path)
     gops = dataset.gops[0]
     assert gops is not None
-    slices = [gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size]) for row in plan.rows]
-    assert counters["bytes_read"] == sum(len(part.data) for part in slices) < len(plan.rows) * len(video)
+    slices = [
+        gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size])
+        for row in plan.rows
+    ]
+    assert (
+        counters["bytes_read"]
+        == sum(len(part.data) for part in slices)
+        < len(plan.rows) * len(video)
+    )
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
     assert counters["dali_clips"] == (counters["clips"] if decoder == "dali" else 0)
     assert (counters["decode_seconds"] == 0) == (decoder == "dali"), "it is PyAV's"
@@ -232,12 +301,18 @@ def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, decoder: Decoder) -> N
     dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
     expected = first_batches(dataset, DataConfig(frame_stride=1, repeats=2), 6)
     config = DataConfig(frame_stride=1, repeats=2, decoder=decoder)
-    with ClipLoader(dataset, plan_of(dataset, config), torch.device("cuda"), config, None) as loader:
+    with ClipLoader(
+        dataset, plan_of(dataset, config), torch.device("cuda"), config, None
+    ) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
-            torch.cuda._sleep(50_000_000)  # the step is still running when the next batch is asked for
+            torch.cuda._sleep(
+                50_000_000
+            )  # the step is still running when the next batch is asked for
             copy = batch.clip.clone()
             assert batch.keys == cpu.keys
             assert (copy.cpu().float() - cpu.clip.float()).abs().mean() < 2
-        assert loader.counters["dali_clips"] == (loader.counters["clips"] if decoder == "dali" else 0)
+        assert loader.counters["dali_clips"] == (
+            loader.counters["clips"] if decoder == "dali" else 0
+        )
         assert loader.counters["fallback_clips"] == 0

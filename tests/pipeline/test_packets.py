@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from made_videos import KINDS, cut_video, encode, store
 
-from pipeline.decoding.packets import IDENTITY, read_header
-from pipeline.decoding.video import Video, count_turns
-from pipeline.shards.gops import VideoSlice
-from pipeline.shards.mp4 import read_fragments
-from pipeline.video_error import VideoError
-from shard_tools.codecs import CODECS
+from adamae.pipeline.decoding.packets import IDENTITY, read_header
+from adamae.pipeline.decoding.video import Video, count_turns
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.shards.mp4 import read_fragments
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools.codecs import CODECS
 
 NUM_FRAMES = 38
 Frames = dict[int, np.ndarray]
@@ -23,7 +23,10 @@ Frames = dict[int, np.ndarray]
 def decode(video: VideoSlice) -> Frames:
     """The frames, upright."""
     frames = Video(video.data, video.num_frames, video.in_groups).frames(video.numbers)
-    return {number: np.rot90(frame.to_ndarray(format="rgb24"), count_turns(frame)) for number, frame in frames}
+    return {
+        number: np.rot90(frame.to_ndarray(format="rgb24"), count_turns(frame))
+        for number, frame in frames
+    }
 
 
 def decode_by_demuxer(video: VideoSlice) -> Frames:
@@ -36,7 +39,9 @@ def assert_equal(found: Frames, expected: Frames) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_frames_are_those_of_the_demuxer_and_of_the_whole_video(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_those_of_the_demuxer_and_of_the_whole_video(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [[*range(start, start + 10)] for start in range(0, NUM_FRAMES - 9, 3)]
     apart = [[0], [NUM_FRAMES - 1], [1, 20, 37], [5, 6, 30], [7, 8, 8, 8], [3, 35]]
     clips, data = [*places, *apart], store(codec, NUM_FRAMES)
@@ -46,7 +51,9 @@ def test_frames_are_those_of_the_demuxer_and_of_the_whole_video(codec: str, monk
     monkeypatch.setattr(Video, "_open", None)  # which is not called
     for video, wanted, frames in zip(slices, clips, expected, strict=True):
         assert_equal(decode(video), frames)
-        assert all(np.array_equal(frames[n], whole[k]) for n, k in zip(video.numbers, wanted, strict=True))
+        assert all(
+            np.array_equal(frames[n], whole[k]) for n, k in zip(video.numbers, wanted, strict=True)
+        )
 
 
 def test_no_more_is_decoded_than_needed() -> None:
@@ -90,14 +97,19 @@ UNUSUAL: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_what_is_unusual_gives_what_the_demuxer_gives(kind: str) -> None:
-    video, (change, reason) = cut_video(store("h264", NUM_FRAMES), [1, 9, 20], NUM_FRAMES), UNUSUAL[kind]
+    video, (change, reason) = (
+        cut_video(store("h264", NUM_FRAMES), [1, 9, 20], NUM_FRAMES),
+        UNUSUAL[kind],
+    )
     found = assert_same_outcome(video._replace(data=change(video.data)))
     assert reason in found if reason else not found
 
 
 def assert_same_outcome(video: VideoSlice) -> str:
     """Return the error, if there is one."""
-    (expected, reason), (found, found_reason) = (attempt(way, video) for way in (decode_by_demuxer, decode))
+    (expected, reason), (found, found_reason) = (
+        attempt(way, video) for way in (decode_by_demuxer, decode)
+    )
     assert found_reason == reason
     assert_equal(found, expected)
     return reason

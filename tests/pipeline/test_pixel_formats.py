@@ -7,13 +7,16 @@ from av.filter import Graph
 from av.video.format import VideoFormat, names  # type: ignore[attr-defined]
 from av.video.frame import VideoFrame
 
-from pipeline.decoding.colors import BT601, BT709, BT2020, find_matrix, find_siting
-from pipeline.decoding.video import as_rgb
-from pipeline.decoding.video_source import FATAL, Scaler, declare_colors
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.colors import BT601, BT709, BT2020, find_matrix, find_siting
+from adamae.pipeline.decoding.video import as_rgb
+from adamae.pipeline.decoding.video_source import FATAL, Scaler, declare_colors
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.video_error import VideoError
 
-EXPENSIVE = {"xyz12be", "xyz12le"}  # a second for the tables of each graph; no value is shared between their pixels
+EXPENSIVE = {
+    "xyz12be",
+    "xyz12le",
+}  # a second for the tables of each graph; no value is shared between their pixels
 ALLOWED = 2  # gray levels: both images are rounded, one of them twice
 WIDTH, HEIGHT, SIDE = 96, 64, 24
 CASES = {
@@ -23,7 +26,9 @@ CASES = {
     "same size": (Crop(2, 6, SIDE, SIDE), False),
 }
 Y, X = np.mgrid[:HEIGHT, :WIDTH]
-RAMP = np.stack([40 + 1.5 * X, 60 + 2 * Y, 220 - X - 0.5 * Y], -1)  # at most two gray levels per pixel
+RAMP = np.stack(
+    [40 + 1.5 * X, 60 + 2 * Y, 220 - X - 0.5 * Y], -1
+)  # at most two gray levels per pixel
 
 
 def frame_in(name: str) -> VideoFrame | None:
@@ -91,25 +96,35 @@ def test_every_pixel_format_has_its_colors_wherever_it_is_cropped() -> None:
 def test_colors_are_those_that_frames_declare(matrix: str, full_range: bool, bits: int) -> None:
     """Within a gray level of the RGB that they were made of, and of FFmpeg's own conversion."""
     rgb = np.stack([235 - 2 * X, 40 + 3 * Y, 30 + 2 * X], -1).astype(np.uint8)
-    options = f"out_color_matrix={matrix}:out_range={'pc' if full_range else 'tv'}:out_chroma_loc=left"
+    options = (
+        f"out_color_matrix={matrix}:out_range={'pc' if full_range else 'tv'}:out_chroma_loc=left"
+    )
     if full_range:
         options = options.replace("left", "center")
     name = "yuv420p" if bits == 8 else "yuv420p10le"
-    stored = run_graph(VideoFrame.from_ndarray(rgb, format="rgb24"), ("scale", options), ("format", name))
+    stored = run_graph(
+        VideoFrame.from_ndarray(rgb, format="rgb24"), ("scale", options), ("format", name)
+    )
     assert find_matrix(stored) == matrix
-    clip = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(stored)
+    clip = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(
+        stored
+    )
     assert np.abs(clip.astype(int) - rgb)[2:-2, 2:-2].mean() < 1
     assert np.abs(clip.astype(int) - convert(stored, matrix).to_ndarray())[2:-2, 2:-2].mean() < 1
     assert np.abs(as_rgb(stored).astype(int) - rgb)[2:-2, 2:-2].mean() < 1
     other = run_graph(stored, declare_colors(BT709 if matrix == BT601 else BT601))
-    misread = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(other)
+    misread = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, FrameSize(HEIGHT, WIDTH), (WIDTH, HEIGHT))(
+        other
+    )
     assert np.abs(misread.astype(int) - rgb).mean() > 2, "the colors tell"
 
 
 def run_graph(frame: VideoFrame, *steps: tuple[str, str]) -> VideoFrame:
     graph = Graph()
     source = f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1"
-    graph.link_nodes(*(graph.add(*step) for step in [("buffer", source), *steps]), graph.add("buffersink")).configure()
+    graph.link_nodes(
+        *(graph.add(*step) for step in [("buffer", source), *steps]), graph.add("buffersink")
+    ).configure()
     graph.vpush(frame)
     return graph.vpull()
 
@@ -120,17 +135,26 @@ def test_scaling_is_bilinear(case: str) -> None:
     crop, flip = CASES[case]
     frame = VideoFrame.from_ndarray(RAMP.round().astype(np.uint8), format="rgb24")
     found = Scaler(crop, flip, SIDE, (WIDTH, HEIGHT))(frame.reformat(format="gbrp"))
-    down, across = ((np.arange(SIDE) + 0.5) * length / SIDE - 0.5 for length in (crop.height, crop.width))
+    down, across = (
+        (np.arange(SIDE) + 0.5) * length / SIDE - 0.5 for length in (crop.height, crop.width)
+    )
     across = across[::-1] if flip else across
     changes = RAMP[1, 0] - RAMP[0, 0], RAMP[0, 1] - RAMP[0, 0]
-    expected = RAMP[crop.y, crop.x] + down[:, None, None] * changes[0] + across[:, None] * changes[1]
+    expected = (
+        RAMP[crop.y, crop.x] + down[:, None, None] * changes[0] + across[:, None] * changes[1]
+    )
     assert np.abs(found - expected)[1:-1, 1:-1].max() < 1.2  # both are rounded
 
 
 def test_a_stream_may_change_its_size() -> None:
-    whole = VideoFrame.from_ndarray(RAMP.round().astype(np.uint8), format="rgb24").reformat(format="yuv420p")
+    whole = VideoFrame.from_ndarray(RAMP.round().astype(np.uint8), format="rgb24").reformat(
+        format="yuv420p"
+    )
     scaler = Scaler(Crop(0, 0, WIDTH, HEIGHT), False, SIDE, (WIDTH, HEIGHT))
-    images = [scaler(frame).astype(int) for frame in (whole, whole.reformat(WIDTH // 2, HEIGHT // 2), whole)]
+    images = [
+        scaler(frame).astype(int)
+        for frame in (whole, whole.reformat(WIDTH // 2, HEIGHT // 2), whole)
+    ]
     assert np.abs(images[0] - images[1])[1:-1, 1:-1].max() <= 2
     assert np.array_equal(images[0], images[2])
 

@@ -11,16 +11,16 @@ import torch
 from loading import CPU, RowsPlan, check_frames, plan_of
 from made_videos import encode, write_shards
 
-from pipeline.clip_memory import BlockLayout, ClipMemory
-from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, DecodeWorker, WorkerSetup
-from pipeline.decoding.joining import GpuCodecs
-from pipeline.decoding.planes import find_window, is_worth_uploading
-from pipeline.loader import ClipLoader
-from pipeline.planning.crops import Crop, FrameSize
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.dataset import ShardDataset
-from pipeline.upload import upload
+from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.decode_worker import Chunk, DecodeWorker, WorkerSetup
+from adamae.pipeline.decoding.joining import GpuCodecs
+from adamae.pipeline.decoding.planes import find_window, is_worth_uploading
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.crops import Crop, FrameSize
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.upload import upload
 
 SIZE, CLIP_BYTES = FrameSize(32, 32), 4 * 32 * 32 * 3
 
@@ -28,7 +28,9 @@ USUAL = {
     "h264": encode(16, pattern=True),
     "10 bits": encode(16, pattern=True, pix_fmt="yuv420p10le"),
     "full range": encode(16, pattern=True, codec="mjpeg"),
-    "odd sides": encode(16, pattern=True, width=63, height=47, codec="libvpx-vp9", container="webm"),
+    "odd sides": encode(
+        16, pattern=True, width=63, height=47, codec="libvpx-vp9", container="webm"
+    ),
 }
 CROPS = [Crop(8, 4, 40, 40), Crop(6, 2, 40, 40), Crop(0, 0, 62, 46), Crop(20, 8, 16, 22)]
 
@@ -63,10 +65,15 @@ KINDS = {**USUAL, **UNUSUAL, "cut off": USUAL["h264"][:900]}
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
     described = [
-        (kind, USUAL["h264"] if kind in ("of another size than the table says", "cut off") else data)
+        (
+            kind,
+            USUAL["h264"] if kind in ("of another size than the table says", "cut off") else data,
+        )
         for kind, data in KINDS.items()
     ]
-    return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / "kinds", described, broken=KINDS))
+    return ShardDataset.open(
+        write_shards(tmp_path_factory.mktemp("data") / "kinds", described, broken=KINDS)
+    )
 
 
 def make_rows(kind: str, *crops: Crop, flip: bool = False) -> list[PlanRow]:
@@ -75,7 +82,11 @@ def make_rows(kind: str, *crops: Crop, flip: bool = False) -> list[PlanRow]:
 
 
 def start_worker(
-    videos: ShardDataset, rows: list[PlanRow], crops: int = 1, upload_planes: bool = True, slot_bytes: int = 0
+    videos: ShardDataset,
+    rows: list[PlanRow],
+    crops: int = 1,
+    upload_planes: bool = True,
+    slot_bytes: int = 0,
 ) -> tuple[DecodeWorker, ClipMemory]:
     """Start a worker in this process that decodes `crops` rows at a time."""
     layout = BlockLayout(len(rows), (4, *SIZE, 3), slot_bytes or 4 * CLIP_BYTES)
@@ -101,7 +112,9 @@ def make_clips(
 def test_the_device_makes_what_ffmpeg_makes(videos: ShardDataset, kind: str, flip: bool) -> None:
     """Clips of one window, which share its frames; off the border, beyond which FFmpeg looks."""
     rows = make_rows(kind, *CROPS, flip=flip)
-    (clips, num_images), (expected, _) = (make_clips(videos, rows, 4, upload_planes) for upload_planes in (True, False))
+    (clips, num_images), (expected, _) = (
+        make_clips(videos, rows, 4, upload_planes) for upload_planes in (True, False)
+    )
     assert num_images == 0
     off = (clips.int() - expected.int()).abs()[:, :, 2:-2, 2:-2]
     assert off.float().mean() < 0.3
@@ -122,10 +135,14 @@ def test_frames_much_larger_than_their_clips_are_scaled_before_the_upload() -> N
     assert is_worth_uploading(Crop(0, 0, 1080, 1080), 4, size), "clips that share it"
 
 
-@pytest.mark.parametrize(("crops", "window"), [
-    ([Crop(5, 3, 20, 20)], Crop(4, 2, 22, 22)), ([Crop(0, 0, 63, 47)], Crop(0, 0, 63, 47)),
-    ([Crop(8, 9, 2, 2), Crop(31, 2, 8, 1)], Crop(8, 2, 32, 10)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("crops", "window"),
+    [
+        ([Crop(5, 3, 20, 20)], Crop(4, 2, 22, 22)),
+        ([Crop(0, 0, 63, 47)], Crop(0, 0, 63, 47)),
+        ([Crop(8, 9, 2, 2), Crop(31, 2, 8, 1)], Crop(8, 2, 32, 10)),
+    ],
+)
 def test_a_window_holds_all_crops_and_whole_chroma_samples(crops: list[Crop], window: Crop) -> None:
     assert find_window(crops, 63, 47) == window
 
@@ -134,12 +151,16 @@ def test_chunks_and_kinds_are_joined_in_order(videos: ShardDataset) -> None:
     order = [make_rows(kind, *CROPS[:2]) for kind in ("4:4:4", "h264", "h264", "4:4:4")]
     apart = torch.cat([make_clips(videos, rows, 2)[0] for rows in order])
     for chunks in ([2, 2, 2, 2], [4, 4], [8], [6, 2]):
-        clips, num_images = make_clips(videos, [row for rows in order for row in rows], 2, chunks=chunks)
+        clips, num_images = make_clips(
+            videos, [row for rows in order for row in rows], 2, chunks=chunks
+        )
         assert num_images == 4
         assert torch.equal(clips, apart)
 
 
-def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker(videos: ShardDataset) -> None:
+def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker(
+    videos: ShardDataset,
+) -> None:
     small, large = (make_rows("h264", crop) for crop in (CROPS[3], CROPS[2]))
     for rows, expected in ((large + large, 2), (large + small, 1), (small + large, 0)):
         clips, num_images = make_clips(videos, rows, 1, True, CLIP_BYTES)
@@ -148,10 +169,14 @@ def test_planes_that_would_leave_later_clips_no_room_are_scaled_by_the_worker(vi
         assert (clips.int() - apart.int()).abs()[:, :, 2:-2, 2:-2].max() <= 1
 
 
-def test_a_video_that_fails_leaves_nothing_behind(videos: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_that_fails_leaves_nothing_behind(
+    videos: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, bad = (make_rows(kind, CROPS[0]) for kind in ("h264", "cut off"))
     monkeypatch.setattr(RowsPlan, "replacement", lambda *_: good[0])
-    expected, found = (start_worker(videos, rows)[0].make_chunk(Chunk(0, 0, 1, 0)) for rows in (good, bad))
+    expected, found = (
+        start_worker(videos, rows)[0].make_chunk(Chunk(0, 0, 1, 0)) for rows in (good, bad)
+    )
     assert (len(expected.faults), len(found.faults)) == (0, 1)
     assert (found.clips, found.used_bytes) == (expected.clips, expected.used_bytes)
 

@@ -5,16 +5,24 @@ import numpy as np
 from made_videos import read_number
 from PIL import Image
 
-import preview
-from figures.sheet import GAP, Layout, Row
-from model.weights.read_config import run_config
+from adamae import preview
+from adamae.figures.sheet import GAP, Layout, Row
+from adamae.model.weights.read_config import run_config
 
 
 def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, capsys) -> None:
     arguments = [
-        str(short_shards), "--output", str(tmp_path), "--num-clips", "2", "data.frame_stride=2", "model.num_frames=4",
-        "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.5",
-    ]  # fmt: skip
+        str(short_shards),
+        "--output",
+        str(tmp_path),
+        "--num-clips",
+        "2",
+        "data.frame_stride=2",
+        "model.num_frames=4",
+        "model.image_size=32",
+        "model.patch_size=8",
+        "model.mask_ratio=0.5",
+    ]
     preview.main(preview.parse_arguments(arguments))
     assert "2 clips of batch 0" in capsys.readouterr().out
     with Image.open(tmp_path / "preview.gif") as moving:
@@ -30,7 +38,9 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
             left = layout.label + column * (layout.width + GAP)
             source = sheet[top + 4 : top + side - 4, left + 4 : left + layout.width - 4]
             frame = sheet[top + side + GAP :, left:][4 : side - 4, 4 : side - 4]
-            assert np.abs(np.median(source, axis=(0, 1)) - np.median(frame, axis=(0, 1))).max() <= 2, "the same frame"
+            assert (
+                np.abs(np.median(source, axis=(0, 1)) - np.median(frame, axis=(0, 1))).max() <= 2
+            ), "the same frame"
             numbers.append(read_number(frame))
         assert {(b - a) % 22 for a, b in pairwise(numbers)} <= {2}
         boxes = np.abs(sheet[top : top + side].astype(int) - preview.BOX_COLOR).max(-1) < 60
@@ -38,7 +48,12 @@ def test_the_sheet_shows_source_and_clip(short_shards: Path, tmp_path: Path, cap
 
 
 def test_a_run_says_what_is_shown(tiny_run: Path) -> None:
-    options = preview.parse_arguments(["shards", "--config", str(tiny_run / "config.yaml"), "data.flip=false"])
+    options = preview.parse_arguments(
+        ["shards", "--config", str(tiny_run / "config.yaml"), "data.flip=false"]
+    )
     shown, model = options.config, run_config(tiny_run)["model"]
-    assert (shown.model.num_frames, shown.model.image_size) == (model["num_frames"], model["image_size"])
+    assert (shown.model.num_frames, shown.model.image_size) == (
+        model["num_frames"],
+        model["image_size"],
+    )
     assert (shown.data.shards, shown.data.flip) == ("shards", False)

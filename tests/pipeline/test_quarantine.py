@@ -4,17 +4,20 @@ import json
 
 import pytest
 
-from common.errors import InputError
-from common.jsonl import read_jsonl
-from pipeline.quarantine import MIN_CLIPS, Quarantine
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.errors import InputError
+from adamae.common.jsonl import read_jsonl
+from adamae.pipeline.quarantine import MIN_CLIPS, Quarantine
+from adamae.pipeline.shards.dataset import ShardDataset
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         *(lambda data, cut=cut: data[:-cut] for cut in (1, 20, 60)),
-        *(lambda data, line=line: line + data for line in (b"\xff\xfe{\n", b"[1]\n", b"null\n", b'{"key": [2]}\n')),
+        *(
+            lambda data, line=line: line + data
+            for line in (b"\xff\xfe{\n", b"[1]\n", b"null\n", b'{"key": [2]}\n')
+        ),
     ],
 )
 def test_a_broken_line_of_the_file_hides_no_other(short: ShardDataset, tmp_path, damage):
@@ -28,7 +31,11 @@ def test_a_broken_line_of_the_file_hides_no_other(short: ShardDataset, tmp_path,
         quarantine = Quarantine(short, file, 0.5)
         quarantine.add(3, "it is broken", 1, 0)
         quarantine.add(7, "it is broken", 1, 0)
-    found = [line for line in file.read_bytes().splitlines() if line.startswith(b'{"key": "') and line.endswith(b"}")]
+    found = [
+        line
+        for line in file.read_bytes().splitlines()
+        if line.startswith(b'{"key": "') and line.endswith(b"}")
+    ]
     keys = [json.loads(line)["key"] for line in found]
     assert keys[0] == short.samples[3].key
     assert keys[-1] == short.samples[7].key
@@ -38,5 +45,7 @@ def test_a_broken_line_of_the_file_hides_no_other(short: ShardDataset, tmp_path,
 def test_too_many_bad_videos_end_the_run(short: ShardDataset, tmp_path):
     quarantine = Quarantine(short, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
     quarantine.add(3, "it is broken", 4, MIN_CLIPS)
-    with pytest.raises(InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"):
+    with pytest.raises(
+        InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"
+    ):
         quarantine.add(4, "it is broken", 5, MIN_CLIPS)

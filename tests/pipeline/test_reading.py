@@ -18,16 +18,16 @@ from object_store import S3Server, request, upload
 from pebble.concurrent import thread
 from processes import wait_for
 
-from common.errors import InputError
-from common.jsonl import append_line
-from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import Chunk, DecodeWorker
-from pipeline.loader import ClipLoader
-from pipeline.reading import storage
-from pipeline.reading.cache import ShardCache, user_cache_dir
-from pipeline.reading.storage import ObjectStore
-from pipeline.shards.dataset import ShardDataset
-from pipeline.video_error import VideoError
+from adamae.common.errors import InputError
+from adamae.common.jsonl import append_line
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.decode_worker import Chunk, DecodeWorker
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.reading import storage
+from adamae.pipeline.reading.cache import ShardCache, user_cache_dir
+from adamae.pipeline.reading.storage import ObjectStore
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.video_error import VideoError
 
 SHARD = "shard-000001.tar"
 
@@ -63,7 +63,9 @@ def load_clips(
     config: DataConfig, tmp_path: Path, count: int = 3, **plan: int
 ) -> tuple[torch.Tensor, dict[str, float]]:
     with make_loader(config, tmp_path, **plan) as loader:
-        return torch.cat([batch.clip for batch in islice(loader.batches(0), count)]), loader.counters
+        return torch.cat(
+            [batch.clip for batch in islice(loader.batches(0), count)]
+        ), loader.counters
 
 
 def cached(tmp_path: Path) -> list[str]:
@@ -81,12 +83,22 @@ def expected(short_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> to
     return load_clips(make_config(str(short_shards), folder), folder)[0]
 
 
-@pytest.mark.parametrize(("kind", "times"), [("503", 1), ("cut", 2), ("changed", 1), ("slow", 1), ("silent", 1)])
+@pytest.mark.parametrize(
+    ("kind", "times"), [("503", 1), ("cut", 2), ("changed", 1), ("slow", 1), ("silent", 1)]
+)
 def test_passing_faults_leave_no_trace(
-    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, times: int, no_pauses: None
+    store: S3Server,
+    uploaded: str,
+    tmp_path: Path,
+    expected: torch.Tensor,
+    kind: str,
+    times: int,
+    no_pauses: None,
 ) -> None:
     """A download that takes longer than a decode may take is no fault of the video."""
-    loader = make_loader(make_config(uploaded, tmp_path, decode_timeout_s=2, download_timeout_s=3), tmp_path)
+    loader = make_loader(
+        make_config(uploaded, tmp_path, decode_timeout_s=2, download_timeout_s=3), tmp_path
+    )
     store.inject(kind, SHARD, times=times, rate=10_000)  # type: ignore[arg-type]
     with loader:
         clips = torch.cat([batch.clip for batch in islice(loader.batches(0), 3)])
@@ -104,18 +116,31 @@ def test_passing_faults_leave_no_trace(
         ("503", r"cannot be read: "),
         ("403", r"cannot be read: no permission"),
         ("cut", r"cannot be read: "),
-        ("changed", r"is not the file that its dataset was made with \(its sha256 differs\): upload"),
+        (
+            "changed",
+            r"is not the file that its dataset was made with \(its sha256 differs\): upload",
+        ),
         ("silent", r"cannot be read: no answer in 0.3 s \(data.download_timeout_s\)"),
     ],
 )
 def test_lasting_faults_end_in_one_sentence(
-    store: S3Server, uploaded: str, tmp_path: Path, expected: torch.Tensor, kind: str, says: str, no_pauses: None
+    store: S3Server,
+    uploaded: str,
+    tmp_path: Path,
+    expected: torch.Tensor,
+    kind: str,
+    says: str,
+    no_pauses: None,
 ) -> None:
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject(kind, SHARD)  # type: ignore[arg-type]
     client = ObjectStore(uploaded, timeout=0.3)
     in_workers = kind in ("403", "changed")  # which are not tried again: workers would make pauses
-    read = partial(list, islice(loader.batches(0), 3)) if in_workers else partial(client.read_range, SHARD, 0, 9)
+    read = (
+        partial(list, islice(loader.batches(0), 3))
+        if in_workers
+        else partial(client.read_range, SHARD, 0, 9)
+    )
     with loader, pytest.raises(InputError, match=says) as failure:
         read()
     assert f"{uploaded}/{SHARD}" in str(failure.value)
@@ -126,7 +151,9 @@ def test_lasting_faults_end_in_one_sentence(
     assert torch.equal(load_clips(make_config(uploaded, tmp_path), tmp_path)[0], expected)
 
 
-def test_downloads_are_resumed(store: S3Server, tmp_path: Path, monkeypatch, no_pauses: None) -> None:
+def test_downloads_are_resumed(
+    store: S3Server, tmp_path: Path, monkeypatch, no_pauses: None
+) -> None:
     """After a failed request, and by the process that comes after one that was killed."""
     monkeypatch.setattr(storage, "BLOCK", 2**20)
     content = os.urandom(3 * 2**20 + 5)
@@ -146,7 +173,9 @@ def test_downloads_are_resumed(store: S3Server, tmp_path: Path, monkeypatch, no_
         ObjectStore("nosuchprotocol://bucket")
 
 
-def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: S3Server, uploaded: str, tmp_path: Path) -> None:
+def test_nobody_waits_for_a_silent_store_when_the_loader_closes(
+    store: S3Server, uploaded: str, tmp_path: Path
+) -> None:
     loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
     store.inject("silent", ".tar")
     asking = thread(lambda: next(loader.batches(0)))()
@@ -157,7 +186,9 @@ def test_nobody_waits_for_a_silent_store_when_the_loader_closes(store: S3Server,
     assert not asking.done() or asking.exception()
 
 
-def test_remote_shards_give_the_same_clips_and_come_once(bucket: str, tmp_path: Path, expected: torch.Tensor) -> None:
+def test_remote_shards_give_the_same_clips_and_come_once(
+    bucket: str, tmp_path: Path, expected: torch.Tensor
+) -> None:
     config = make_config(bucket, tmp_path)
     for _ in range(2):
         clips, counters = load_clips(config, tmp_path)
@@ -169,7 +200,11 @@ def test_remote_shards_give_the_same_clips_and_come_once(bucket: str, tmp_path: 
 
 
 def test_shards_that_find_no_room_are_streamed(
-    bucket: str, short_shards: Path, tmp_path: Path, expected: torch.Tensor, capfd: pytest.CaptureFixture[str]
+    bucket: str,
+    short_shards: Path,
+    tmp_path: Path,
+    expected: torch.Tensor,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     config = make_config(bucket, tmp_path, cache_gib=fits(short_shards, 1.5))
     kept = []
@@ -208,7 +243,10 @@ def test_damaged_copies_are_replaced_by_the_store(bucket: str, tmp_path: Path) -
     dataset = ShardDataset.open(config)
     before = dataset.read_video(5)
     [copy] = tmp_path.rglob("shard-000001-*.tar")
-    for damage in (lambda data: data.replace(before, before[:-9] + bytes(9)), lambda data: data[:100]):
+    for damage in (
+        lambda data: data.replace(before, before[:-9] + bytes(9)),
+        lambda data: data[:100],
+    ):
         copy.write_bytes(damage(copy.read_bytes()))
         assert dataset.read_video(5) == before
         assert not copy.exists()
@@ -227,12 +265,16 @@ def test_shards_that_were_uploaded_again_are_downloaded_again(bucket: str, tmp_p
     before = ShardDataset.open(config).read_video(0)
     again = write_shards(tmp_path / "again", [("v00", encode(9))], per_shard=4)
     shutil.copytree(again, tmp_path / "bucket/data", dirs_exist_ok=True)
-    assert ShardDataset.open(config).read_video(0) == ShardDataset.open(again).read_video(0) != before
+    assert (
+        ShardDataset.open(config).read_video(0) == ShardDataset.open(again).read_video(0) != before
+    )
 
 
 def test_a_subset_is_read_in_place(bucket: str, short_shards: Path, tmp_path: Path) -> None:
     configs = [make_config(place, tmp_path, subset=5) for place in (str(short_shards), bucket)]
-    (local, _), (remote, counters) = (load_clips(config, tmp_path, batch_size=2) for config in configs)
+    (local, _), (remote, counters) = (
+        load_clips(config, tmp_path, batch_size=2) for config in configs
+    )
     assert torch.equal(local, remote)
     assert counters["cache_hits"] == 0
     assert not cached(tmp_path)
@@ -251,7 +293,10 @@ def test_processes_of_a_node_download_each_shard_once(
     def fetch_all() -> None:
         barrier.wait()
         cache = ShardCache(tmp_path / "cache")
-        assert all(cache.fetch(f"file://{short.folder}/{x.name}", x.sha256, x.num_bytes) for x in short.info.shards)
+        assert all(
+            cache.fetch(f"file://{short.folder}/{x.name}", x.sha256, x.num_bytes)
+            for x in short.info.shards
+        )
 
     monkeypatch.setattr(ObjectStore, "read_range", read_and_log)
     processes = [fork.Process(target=fetch_all) for _ in range(3)]
@@ -263,7 +308,9 @@ def test_processes_of_a_node_download_each_shard_once(
     assert sorted(log.read_text().split()) == [shard.name for shard in short.info.shards]
 
 
-def test_a_full_disk_is_a_full_cache(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_full_cache(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -286,7 +333,9 @@ def test_locks_follow_no_links(bucket: str, short: ShardDataset, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("canonical", "most"), [(False, 9), (True, 5)])
-def test_canonical_nodes_download_about_their_own_part(bucket: str, tmp_path: Path, canonical: bool, most: int) -> None:
+def test_canonical_nodes_download_about_their_own_part(
+    bucket: str, tmp_path: Path, canonical: bool, most: int
+) -> None:
     """At the cuts alone, two nodes share a shard; otherwise every node downloads everything."""
     for rank in range(3):
         place, nodes = tmp_path / str(rank), 3 if canonical else 1
@@ -305,7 +354,9 @@ def test_canonical_nodes_download_about_their_own_part(bucket: str, tmp_path: Pa
         ("file", "", "adamae-cache-{}"),  # there is no home: a private one
     ],
 )
-def test_the_cache_is_in_the_users_home(tmp_path: Path, monkeypatch, home: str, xdg: str, expected: str) -> None:
+def test_the_cache_is_in_the_users_home(
+    tmp_path: Path, monkeypatch, home: str, xdg: str, expected: str
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / home))
     monkeypatch.setenv("XDG_CACHE_HOME", xdg.format(tmp_path))
@@ -315,17 +366,23 @@ def test_the_cache_is_in_the_users_home(tmp_path: Path, monkeypatch, home: str, 
 
 
 @pytest.mark.parametrize("trap", ["link", "open to others", "a file", "foreign"])
-def test_a_cache_that_others_could_have_made_is_refused(tmp_path: Path, monkeypatch, trap: str) -> None:
+def test_a_cache_that_others_could_have_made_is_refused(
+    tmp_path: Path, monkeypatch, trap: str
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "adamae"
     {"link": lambda: folder.symlink_to(tmp_path), "a file": folder.touch}.get(trap, folder.mkdir)()
     folder.chmod(0o777 if trap == "open to others" else 0o700)
     if trap == "foreign":
         monkeypatch.setattr("os.getuid", lambda: 4711)
-    with pytest.raises(InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"):
+    with pytest.raises(
+        InputError, match=r"adamae, where downloads are kept, is a link, another user's, or others"
+    ):
         user_cache_dir()
 
 
-def test_local_shards_do_not_need_a_cache(short_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_shards_do_not_need_a_cache(
+    short_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     ShardDataset.open(short_shards).read_video(0)

@@ -10,25 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.planning import rng, sample_order
-from pipeline.planning.rng import Purpose
-from pipeline.planning.sample_order import SampleOrder
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning import rng, sample_order
+from adamae.pipeline.planning.rng import Purpose
+from adamae.pipeline.planning.sample_order import SampleOrder
+from adamae.pipeline.shards.dataset import ShardDataset
 from tests.pipeline.test_plan import make_plan, make_table
 
 STEP = 12
 
 
-def make_dataset(counts: list[int] | np.ndarray, parts: list[int] | np.ndarray | None = None) -> SimpleNamespace:
+def make_dataset(
+    counts: list[int] | np.ndarray, parts: list[int] | np.ndarray | None = None
+) -> SimpleNamespace:
     """What SampleOrder needs of a dataset: shard s holds counts[s] samples and belongs to dataset parts[s]."""
     of_part = np.array(parts if parts is not None else [0] * len(counts))
     return SimpleNamespace(
         shard_of=lambda samples: np.searchsorted(np.cumsum(counts), samples, side="right"),
         samples=range(sum(counts)),
         folder=Path("f"),
-        parts=[SimpleNamespace(counts=np.array(counts)[of_part == part]) for part in range(max(of_part) + 1)],
+        parts=[
+            SimpleNamespace(counts=np.array(counts)[of_part == part])
+            for part in range(max(of_part) + 1)
+        ],
     )
 
 
@@ -49,7 +54,9 @@ def lay_out_epoch(counts: np.ndarray, seed: int, window: int, epoch: int) -> lis
     """An epoch of one dataset and one node, laid out at once: the definition."""
     shards = np.flatnonzero(counts)
     turn = np.empty(len(shards), dtype=np.int64)
-    turn[rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(shards))] = np.arange(len(shards))
+    turn[rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(shards))] = np.arange(
+        len(shards)
+    )
     windows = np.repeat(turn // window, counts[shards])
     words = rng.random_words(seed, Purpose.SAMPLE_ORDER, (epoch, 0, 0), int(counts.sum()))
     return np.lexsort((words, windows)).tolist()
@@ -62,31 +69,44 @@ def lay_out_epoch(counts: np.ndarray, seed: int, window: int, epoch: int) -> lis
 )
 @settings(max_examples=50)
 def test_order_equals_its_definition(counts: list[int], seed: int, window: int) -> None:
-    expected = [s for epoch in range(3) for s in lay_out_epoch(np.array(counts), seed, window, epoch)]
+    expected = [
+        s for epoch in range(3) for s in lay_out_epoch(np.array(counts), seed, window, epoch)
+    ]
     order = make_order(make_dataset(counts), DataConfig(shuffle_shards=window), seed)
     assert list_samples(order, len(expected)) == expected
 
 
 def test_subset_keeps_the_order_of_its_shards() -> None:
-    dataset, config = make_table([5, 0, 7, 3, 9]), DataConfig(frame_stride=1, subset=11, shuffle_shards=2)
+    dataset, config = (
+        make_table([5, 0, 7, 3, 9]),
+        DataConfig(frame_stride=1, subset=11, shuffle_shards=2),
+    )
     samples = [make_plan(dataset, config).row(position).sample for position in range(33)]
     chosen = sorted(set(samples))
     assert len(chosen) == 11
     counts = np.bincount(dataset.shard_of(chosen), minlength=5)
-    assert samples == [chosen[place] for epoch in range(3) for place in lay_out_epoch(counts, 0, 2, epoch)]
+    assert samples == [
+        chosen[place] for epoch in range(3) for place in lay_out_epoch(counts, 0, 2, epoch)
+    ]
 
 
 @given(
-    counts=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(lambda counts: sum(counts) >= STEP),
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(
+        lambda counts: sum(counts) >= STEP
+    ),
     seed=st.integers(0, 10**6),
     nodes=st.sampled_from([1, 2, 3, 4, 6, 12]),
     window=st.integers(1, 4),
 )
 @settings(max_examples=50)
-def test_canonical_nodes_are_disjoint_and_complete(counts: list[int], seed: int, nodes: int, window: int) -> None:
+def test_canonical_nodes_are_disjoint_and_complete(
+    counts: list[int], seed: int, nodes: int, window: int
+) -> None:
     """Each node repeats its own samples, whole each time; together they are the dataset."""
     size = sum(counts)
-    order = make_order(make_dataset(counts), DataConfig(canonical_nodes=nodes, shuffle_shards=window), seed)
+    order = make_order(
+        make_dataset(counts), DataConfig(canonical_nodes=nodes, shuffle_shards=window), seed
+    )
     streams = by_node(list_samples(order, STEP * (3 * size // STEP + 3)), nodes)
     own = []
     for node, stream in enumerate(streams.tolist()):
@@ -98,22 +118,35 @@ def test_canonical_nodes_are_disjoint_and_complete(counts: list[int], seed: int,
 
 
 def test_nodes_read_the_same_shards_in_every_epoch() -> None:
-    dataset, config = make_dataset(np.full(120, 20)), DataConfig(canonical_nodes=12, shuffle_shards=4)
+    dataset, config = (
+        make_dataset(np.full(120, 20)),
+        DataConfig(canonical_nodes=12, shuffle_shards=4),
+    )
     order = make_order(dataset, config)
     shards = by_node([int(dataset.shard_of(sample)) for sample in list_samples(order, 4800)], 12)
     assert [len(set(node)) for node in shards.tolist()] == [10] * 12
     assert not np.array_equal(shards[:, :200], shards[:, 200:]), "in another order"
-    assert all(len(set(shards[0, start : start + 80].tolist())) == 4 for start in (0, 80)), "a window at a time"
+    assert all(len(set(shards[0, start : start + 80].tolist())) == 4 for start in (0, 80)), (
+        "a window at a time"
+    )
     uneven = make_dataset(np.array([7, 30, 20, 11, 25, 27] * 20))
     samples = list_samples(make_order(uneven, config), 2400)
-    read = [{int(uneven.shard_of(sample)) for sample in node} for node in by_node(samples, 12).tolist()]
+    read = [
+        {int(uneven.shard_of(sample)) for sample in node} for node in by_node(samples, 12).tolist()
+    ]
     assert sum(map(len, read)) <= 120 + 11, "only at the cuts, two nodes share one"
 
 
 def test_canonical_nodes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match=r"data\.canonical_nodes is 5, but a step decodes 4 videos"):
-        make_plan(make_table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8)
-    with pytest.raises(InputError, match=r"data\.canonical_nodes is 4, but a dataset has only 3 videos"):
+    with pytest.raises(
+        InputError, match=r"data\.canonical_nodes is 5, but a step decodes 4 videos"
+    ):
+        make_plan(
+            make_table([9]), DataConfig(frame_stride=1, canonical_nodes=5, repeats=2), batch_size=8
+        )
+    with pytest.raises(
+        InputError, match=r"data\.canonical_nodes is 4, but a dataset has only 3 videos"
+    ):
         make_plan(make_table([3]), DataConfig(frame_stride=1, canonical_nodes=4))
 
 
@@ -123,7 +156,9 @@ def test_mix_keeps_its_weights_in_every_block(nodes: int, monkeypatch: pytest.Mo
     dataset = make_dataset([50, 40, 30, 7], [0, 0, 0, 1])
     by_size = make_order(dataset, DataConfig(shards=["a", "b"], canonical_nodes=nodes))
     assert sorted(list_samples(by_size, 127)) == list(range(127)) or nodes > 1
-    config = DataConfig(shards=["a", "b"], weights=[3.0, 1.0], canonical_nodes=nodes, shuffle_shards=2)
+    config = DataConfig(
+        shards=["a", "b"], weights=[3.0, 1.0], canonical_nodes=nodes, shuffle_shards=2
+    )
     order = make_order(dataset, config)
     assert order.epoch_size == 96 + 32
     streams = by_node(list_samples(order, STEP * 128), nodes)
@@ -134,7 +169,9 @@ def test_mix_keeps_its_weights_in_every_block(nodes: int, monkeypatch: pytest.Mo
     if nodes == 1:
         for videos, size in ((streams[small], 7), (streams[~small], 120)):
             for start in range(0, len(videos) - size + 1, size):
-                assert len(set(videos[start : start + size].tolist())) == size, "each dataset is repeated whole"
+                assert len(set(videos[start : start + size].tolist())) == size, (
+                    "each dataset is repeated whole"
+                )
     assert len(Counter(streams[small].tolist())) == 7
 
 
@@ -147,7 +184,11 @@ def test_hundred_million_clips_are_not_laid_out() -> None:
         tracemalloc.start()
         order = SampleOrder(dataset, config, 0, 4096, 1)  # type: ignore[arg-type]
         # The first step, one in the middle, and over the turn of an epoch: what one of 64 processes asks for.
-        seen = [order.sample(step * 4096 + place) for step in (0, 12_000, 24_413, 24_415) for place in range(64)]
+        seen = [
+            order.sample(step * 4096 + place)
+            for step in (0, 12_000, 24_413, 24_415)
+            for place in range(64)
+        ]
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(set(seen)) > 250
@@ -160,23 +201,31 @@ def test_windows_are_shuffled_evenly() -> None:
     dataset = make_dataset(np.full(96, 50))
     for nodes in (1, 4):
         order = make_order(dataset, DataConfig(canonical_nodes=nodes, shuffle_shards=8))
-        shards = by_node([int(dataset.shard_of(sample)) for sample in list_samples(order, 4800)], nodes)
+        shards = by_node(
+            [int(dataset.shard_of(sample)) for sample in list_samples(order, 4800)], nodes
+        )
         same = (shards[:, 1:] == shards[:, :-1]).mean()
         assert same == pytest.approx(49 / 399, abs=3 * (49 / 399 / 4800) ** 0.5)
         windows = shards.reshape(-1, 10, 40)
-        counts = np.array([[np.bincount(part, minlength=96) for part in window] for window in windows])
+        counts = np.array(
+            [[np.bincount(part, minlength=96) for part in window] for window in windows]
+        )
         present = counts.sum(axis=1) > 0
         assert (present.sum(axis=1) == 8).all(), "eight shards a window"
         of_shard = counts.swapaxes(1, 2)[present]
         chi_square = ((of_shard - 5) ** 2 / 5).sum() / of_shard.shape[0]
-        assert 6.5 < chi_square < 9.5, "9 degrees of freedom, less what a window without replacement takes: 7.9"
+        assert 6.5 < chi_square < 9.5, (
+            "9 degrees of freedom, less what a window without replacement takes: 7.9"
+        )
 
 
 def test_bad_videos_are_replaced_from_their_own_window() -> None:
     dataset = make_dataset(np.full(60, 5))
     config = DataConfig(canonical_nodes=3, shuffle_shards=2)
     order = make_order(dataset, config)
-    shards = np.array([int(dataset.shard_of(sample)) for sample in list_samples(order, 240)]).reshape(20, 3, 4)
+    shards = np.array(
+        [int(dataset.shard_of(sample)) for sample in list_samples(order, 240)]
+    ).reshape(20, 3, 4)
     for draw in range(40, 160):
         step, node = draw // STEP, draw % STEP // 4
         near = set(shards[max(0, step - 3) : step + 4, node].ravel().tolist())
@@ -184,9 +233,15 @@ def test_bad_videos_are_replaced_from_their_own_window() -> None:
         assert {int(dataset.shard_of(other)) for other in others} <= near
         assert len(set(others)) == 3
         assert others[1] == make_order(dataset, config).replacement(draw, 0.3, 8)
-        assert order.replacement(draw, 0.3, sample_order.NEARBY_ATTEMPTS + 1) == 90, "then, any of the dataset"
-    mix = make_order(make_dataset([5] * 8, [0] * 4 + [1] * 4), DataConfig(shards=["a", "b"], shuffle_shards=1))
-    assert all((mix.replacement(draw, 0.5, 1) < 20) == (mix.sample(draw) < 20) for draw in range(80))
+        assert order.replacement(draw, 0.3, sample_order.NEARBY_ATTEMPTS + 1) == 90, (
+            "then, any of the dataset"
+        )
+    mix = make_order(
+        make_dataset([5] * 8, [0] * 4 + [1] * 4), DataConfig(shards=["a", "b"], shuffle_shards=1)
+    )
+    assert all(
+        (mix.replacement(draw, 0.5, 1) < 20) == (mix.sample(draw) < 20) for draw in range(80)
+    )
 
 
 def make_long_tail() -> tuple[ShardDataset, np.ndarray]:
@@ -195,7 +250,9 @@ def make_long_tail() -> tuple[ShardDataset, np.ndarray]:
     return make_table([90] * 37, labels=labels.tolist()), labels
 
 
-@pytest.mark.parametrize(("balance", "expected"), [(1.0, [1 / 3] * 3), (0.5, [0.706, 0.223, 0.071])])
+@pytest.mark.parametrize(
+    ("balance", "expected"), [(1.0, [1 / 3] * 3), (0.5, [0.706, 0.223, 0.071])]
+)
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_classes_are_balanced(balance: float, expected: list[float], nodes: int) -> None:
     """In every epoch, which reads what it reads without; rare videos are repeated, few of the frequent ones twice."""
@@ -208,10 +265,16 @@ def test_classes_are_balanced(balance: float, expected: list[float], nodes: int)
         np.testing.assert_allclose(shares, expected, rtol=0.2)
         repeats = np.bincount(samples, minlength=3330)
         assert repeats[labels == 2].min() >= 1
-        assert repeats[labels == 0].max() <= (1 if nodes == 1 else 2)  # epochs of nodes end at other places
+        assert repeats[labels == 0].max() <= (
+            1 if nodes == 1 else 2
+        )  # epochs of nodes end at other places
         again = (samples[1:] == samples[:-1]).mean()
         assert again < 0.02, "repeats are spread"
-    replaced = [order.replacement(draw, fraction, 1) for draw in range(40) for fraction in np.arange(0, 1, 0.05)]
+    replaced = [
+        order.replacement(draw, fraction, 1)
+        for draw in range(40)
+        for fraction in np.arange(0, 1, 0.05)
+    ]
     assert np.bincount(labels[replaced])[2] > 400 * expected[2]
 
 
@@ -220,7 +283,11 @@ def test_a_subset_is_balanced_by_its_own_classes() -> None:
     order = make_order(dataset, DataConfig(class_balance=1.0, subset=600))  # type: ignore[arg-type]
     shares = np.bincount(labels[list_samples(order, 6000)], minlength=3) / 6000
     np.testing.assert_allclose(shares, [1 / 3] * 3, rtol=0.25)
-    dataset.info.report["class_histogram"] = {"class 1": 300, "class 0": 3000, "class 2": 30}  # as make_shards counts
+    dataset.info.report["class_histogram"] = {
+        "class 1": 300,
+        "class 0": 3000,
+        "class 2": 30,
+    }  # as make_shards counts
     counted = make_order(make_long_tail()[0], DataConfig(class_balance=1.0))  # type: ignore[arg-type]
     known = make_order(dataset, DataConfig(class_balance=1.0))  # type: ignore[arg-type]
     assert list_samples(known, 500) == list_samples(counted, 500)

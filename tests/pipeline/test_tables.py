@@ -14,13 +14,13 @@ import pytest
 from loading import open_loader
 from made_videos import encode, write_shards
 
-from common.atomic_io import hash_file
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.shards import format
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
-from pipeline.video_error import VideoError
+from adamae.common.atomic_io import hash_file
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.shards import format
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
+from adamae.pipeline.video_error import VideoError
 
 TABLE = {"file": "t.npy", "num_rows": 12, "num_bytes": 12, "sha256": 64 * "0"}
 TABLES = dict.fromkeys(("shards", "samples", "gops", "names"), TABLE)
@@ -35,13 +35,21 @@ def copied(short_shards: Path, tmp_path: Path) -> Path:
     ("there", "says"),
     [
         ("", "no dataset.json in {0}: there is no such folder"),
-        ("a.mp4", "no dataset.json in {0}: create shards with `python shard_tools/make_shards.py {0} SHARDS`"),
-        ("train/dataset.json validation/dataset.json", "no dataset.json in {0}: give {0}/train or {0}/validation"),
+        (
+            "a.mp4",
+            "no dataset.json in {0}: create shards with `python shard_tools/make_shards.py {0} SHARDS`",
+        ),
+        (
+            "train/dataset.json validation/dataset.json",
+            "no dataset.json in {0}: give {0}/train or {0}/validation",
+        ),
         (".work/plan.jsonl", "was interrupted there: run the same command again"),
         ("train/.work/plan.jsonl", "was interrupted there: run the same command again"),
     ],
 )
-def test_a_folder_that_is_no_dataset_is_one_sentence_on_what_to_do(tmp_path: Path, there: str, says: str) -> None:
+def test_a_folder_that_is_no_dataset_is_one_sentence_on_what_to_do(
+    tmp_path: Path, there: str, says: str
+) -> None:
     folder = tmp_path / "mine"
     for file in there.split():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +64,18 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
     info = read_dataset_info(short_shards)
     expected = [sample for shard in info.shards for sample in read_samples(short_shards, shard)]
     for number, (found, sample) in enumerate(zip(short.samples, expected, strict=True)):
-        for name in ("key", "source", "labels", "num_frames", "fps", "width", "sha256", "offset", "size", "codec"):
+        for name in (
+            "key",
+            "source",
+            "labels",
+            "num_frames",
+            "fps",
+            "width",
+            "sha256",
+            "offset",
+            "size",
+            "codec",
+        ):
             assert getattr(found, name) == getattr(sample, name)
         with tarfile.open(short.shards[int(short.shard_of(number))]) as tar:
             member = tar.extractfile(f"{sample.key}.mp4")
@@ -65,13 +84,19 @@ def test_tables_say_what_lines_and_tars_say(short: ShardDataset, short_shards: P
     assert [sample.key for sample in short.samples] == [f"v{i:02d}" for i in range(12)]
     assert short.describe_location(5).endswith(f"shard-000001.tar:{short.samples[5].offset}:v05")
     assert short.column("label").tolist() == [sample.label for sample in expected]
-    assert (short.info.codecs, short.info.frame_strides, short.info.num_unlabeled) == (info.codecs, [1], 0)
+    assert (short.info.codecs, short.info.frame_strides, short.info.num_unlabeled) == (
+        info.codecs,
+        [1],
+        0,
+    )
 
 
 def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
     videos, digests = [("a", encode(4)), ("b", encode(5))], []
     for labels in ((0, 2), (1, 2), (0, 2)):
-        folder = write_shards(tmp_path / str(len(digests)), videos, classes=3, labels=[(0, 1), labels])
+        folder = write_shards(
+            tmp_path / str(len(digests)), videos, classes=3, labels=[(0, 1), labels]
+        )
         digests.append(ShardDataset.open(folder).digest)
     assert digests[0] == digests[2] != digests[1]
 
@@ -100,9 +125,14 @@ def test_the_digest_changes_with_any_of_several_labels(tmp_path: Path) -> None:
         ({"sha256": np.void(bytes(32))}, "sha256 differs"),
     ],
 )
-def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict[str, Any], says: str) -> None:
+def test_a_broken_row_is_a_bad_sample(
+    copied: Path, tmp_path: Path, values: dict[str, Any], says: str
+) -> None:
     """In a table whose hash is right all the same: of large ones, it is not compared. Three epochs are loaded."""
-    described, quarantine = json.loads((copied / "dataset.json").read_text()), tmp_path / "quarantine.jsonl"
+    described, quarantine = (
+        json.loads((copied / "dataset.json").read_text()),
+        tmp_path / "quarantine.jsonl",
+    )
     path = copied / described["tables"]["samples"]["file"]
     rows = np.load(path)
     for name, value in values.items():
@@ -110,7 +140,10 @@ def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict
     np.save(path, rows)
     described["tables"]["samples"]["sha256"] = hash_file(path)
     (copied / "dataset.json").write_text(json.dumps(described))
-    config, shape = DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9), {"num_frames": 4, "image_size": 16}
+    config, shape = (
+        DataConfig(frame_stride=1, num_workers=1, max_bad_fraction=0.9),
+        {"num_frames": 4, "image_size": 16},
+    )
     with open_loader(ShardDataset.open(copied), config, quarantine, **shape) as (_, loader):
         for batch in islice(loader.batches(0), 9):
             assert batch.clip.shape == (4, 4, 16, 16, 3)
@@ -123,11 +156,22 @@ def test_a_broken_row_is_a_bad_sample(copied: Path, tmp_path: Path, values: dict
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("offset", -1), ("offset", 10**30), ("num_frames", 0), ("num_frames", "20"), ("num_frames", 20.5),
-        ("fps", float("nan")), ("labels", [-3]), ("labels", [True]), ("labels", 3), ("width", 0), ("codec", "\0"),
-        ("container", "../../etc"), ("sha256", 64 * "A"), ("key", 5),
+        ("offset", -1),
+        ("offset", 10**30),
+        ("num_frames", 0),
+        ("num_frames", "20"),
+        ("num_frames", 20.5),
+        ("fps", float("nan")),
+        ("labels", [-3]),
+        ("labels", [True]),
+        ("labels", 3),
+        ("width", 0),
+        ("codec", "\0"),
+        ("container", "../../etc"),
+        ("sha256", 64 * "A"),
+        ("key", 5),
     ],
-)  # fmt: skip
+)
 def test_broken_lines_are_one_sentence(copied: Path, name: str, value: object) -> None:
     path = copied / "shard-000001.samples.jsonl"
     first, *others = path.read_text().splitlines()
@@ -138,7 +182,9 @@ def test_broken_lines_are_one_sentence(copied: Path, name: str, value: object) -
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data.replace(b'"v05"', b'"v05\xff'), lambda data: bytes(len(data))])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data.replace(b'"v05"', b'"v05\xff'), lambda data: bytes(len(data))]
+)
 def test_a_name_that_cannot_be_read_is_a_bad_sample(
     copied: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,14 +192,22 @@ def test_a_name_that_cannot_be_read_is_a_bad_sample(
     (path,) = copied.glob("names-*")
     path.write_bytes(damage(path.read_bytes()))
     sample = ShardDataset.open(copied).samples[5]
-    assert (sample.key, sample.problem) == ("sample-5", "its line of the table of names cannot be read")
+    assert (sample.key, sample.problem) == (
+        "sample-5",
+        "its line of the table of names cannot be read",
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "says"),
-    [((1, 0), r"has changed since it was written.*--rewrite-tables"), ((), "No such file|0 bytes and should have")],
+    [
+        ((1, 0), r"has changed since it was written.*--rewrite-tables"),
+        ((), "No such file|0 bytes and should have"),
+    ],
 )
-def test_names_of_others_are_refused_with_the_first_sample(copied: Path, lines: tuple[int, ...], says: str) -> None:
+def test_names_of_others_are_refused_with_the_first_sample(
+    copied: Path, lines: tuple[int, ...], says: str
+) -> None:
     (path,) = copied.glob("names-*")
     found = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([found[line] for line in lines] + (found[2:] if lines else [])))
@@ -165,17 +219,39 @@ def test_names_of_others_are_refused_with_the_first_sample(copied: Path, lines: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_samples": -1}, {"num_samples": 11}, {"num_samples": "12"}, {"classes": "abc"}, {"classes": [1]},
-        {"codecs": {"h264": 3}}, {"codecs": {}}, {"containers": []}, {"frame_strides": []}, {"frame_strides": [0]},
-        {"tables": {}}, {"tables": {"samples": {}}}, {"tables": {**TABLES, "names": {**TABLE, "file": "../passwd"}}},
-        {"labels": [1]}, {"more": 1}, {"encode": []}, {"num_bytes": 10**40}, {"schema_version": 1},
-        {"schema_version": None}, b"", b"{", b"null", b"\xff", b"[]", 10000 * b"[",
+        {"num_samples": -1},
+        {"num_samples": 11},
+        {"num_samples": "12"},
+        {"classes": "abc"},
+        {"classes": [1]},
+        {"codecs": {"h264": 3}},
+        {"codecs": {}},
+        {"containers": []},
+        {"frame_strides": []},
+        {"frame_strides": [0]},
+        {"tables": {}},
+        {"tables": {"samples": {}}},
+        {"tables": {**TABLES, "names": {**TABLE, "file": "../passwd"}}},
+        {"labels": [1]},
+        {"more": 1},
+        {"encode": []},
+        {"num_bytes": 10**40},
+        {"schema_version": 1},
+        {"schema_version": None},
+        b"",
+        b"{",
+        b"null",
+        b"\xff",
+        b"[]",
+        10000 * b"[",
     ],
-)  # fmt: skip
+)
 def test_a_broken_description_is_one_sentence(copied: Path, change: dict[str, Any] | bytes) -> None:
     path = copied / "dataset.json"
     path.write_bytes(
-        change if isinstance(change, bytes) else json.dumps({**json.loads(path.read_text()), **change}).encode()
+        change
+        if isinstance(change, bytes)
+        else json.dumps({**json.loads(path.read_text()), **change}).encode()
     )
     with pytest.raises(InputError) as raised:
         ShardDataset.open(copied)
@@ -195,7 +271,10 @@ def test_a_broken_description_is_one_sentence(copied: Path, change: dict[str, An
     ids=["cut", "gone", "no table", "of an open header", "of another dtype"],
 )
 def test_a_table_that_is_not_the_one_is_one_sentence(
-    copied: Path, name: str, damage: Callable[[bytes], bytes | None], monkeypatch: pytest.MonkeyPatch
+    copied: Path,
+    name: str,
+    damage: Callable[[bytes], bytes | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(format, "HASHED_BYTES", 0)
     (path,) = copied.glob(f"{name}-*.npy")
@@ -240,7 +319,10 @@ def test_a_mix_has_one_list_of_classes(tmp_path: Path) -> None:
 def test_no_folder_and_no_videos_are_refused(copied: Path) -> None:
     said = json.loads((copied / "dataset.json").read_bytes())
     (copied / "dataset.json").write_text(json.dumps({**said, "num_samples": 0}))
-    for shards, says in (("", "names no folder"), ([copied], r"copied holds no video: see its rejected\.jsonl")):
+    for shards, says in (
+        ("", "names no folder"),
+        ([copied], r"copied holds no video: see its rejected\.jsonl"),
+    ):
         with pytest.raises(InputError, match=says):
             ShardDataset.open(shards)
 
@@ -255,9 +337,11 @@ def test_a_short_shard_costs_the_videos_that_are_cut_off(copied: Path) -> None:
 
 def test_labels_segments_and_fields_come_back(tmp_path: Path) -> None:
     about = {
-        "labels": [(2, 0), (), None], "segment": ["t=1.5,4", "", "frames=0,9;2"], "start": [1.5, 0.0, 0.0],
+        "labels": [(2, 0), (), None],
+        "segment": ["t=1.5,4", "", "frames=0,9;2"],
+        "start": [1.5, 0.0, 0.0],
         "fields": [{"caption": "a \udc80 dög", "n": [1]}, {}, {}],
-    }  # fmt: skip
+    }
     videos = [(f"v{i}", encode(4)) for i in range(3)]
     dataset = ShardDataset.open(write_shards(tmp_path / "data", videos, classes=3, **about))
     assert dataset.info.multi_label

@@ -9,13 +9,13 @@ import pytest
 from made_videos import KINDS, LEVELS, X264, encode, read_number, remux
 from PIL import Image
 
-from pipeline.decoding.sources import CLIP_SOURCES, decode_frames
-from pipeline.decoding.video import Video, as_rgb
-from pipeline.planning.crops import Crop
-from pipeline.planning.plan import PlanRow
-from pipeline.shards.format import Sample
-from pipeline.shards.gops import VideoSlice
-from pipeline.video_error import VideoError
+from adamae.pipeline.decoding.sources import CLIP_SOURCES, decode_frames
+from adamae.pipeline.decoding.video import Video, as_rgb
+from adamae.pipeline.planning.crops import Crop
+from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.gops import VideoSlice
+from adamae.pipeline.video_error import VideoError
 
 
 def decode_all(data: bytes) -> list[np.ndarray]:
@@ -29,8 +29,17 @@ def test_the_frame_asked_for_is_the_frame_given(kind: str) -> None:
     data = encode(50, pattern=True, **KINDS[kind])  # type: ignore[arg-type]
     expected = decode_all(data)
     lists = [[n] for n in range(50)] + [[n, min(n + 7, 49)] for n in range(50)]
-    for numbers in [*lists, [13, 14, 15], [25, 24, 25], list(range(3, 50, 4)), list(range(50)), [2, 40, 41]]:
-        assert np.array_equal(decode_frames(data, numbers, num_frames=50), [expected[n] for n in numbers]), numbers
+    for numbers in [
+        *lists,
+        [13, 14, 15],
+        [25, 24, 25],
+        list(range(3, 50, 4)),
+        list(range(50)),
+        [2, 40, 41],
+    ]:
+        assert np.array_equal(
+            decode_frames(data, numbers, num_frames=50), [expected[n] for n in numbers]
+        ), numbers
 
 
 def test_no_more_is_decoded_than_needed() -> None:
@@ -46,8 +55,13 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
     assert decoded(short, [1, 9]) == 4, "and the rest of a group"
     assert decoded(short, [0]) == 1
-    assert decoded(short, [25], 51) == 26, "counted from the start, as the number of frames does not fit"
-    reordered = encode(50, options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"})
+    assert decoded(short, [25], 51) == 26, (
+        "counted from the start, as the number of frames does not fit"
+    )
+    reordered = encode(
+        50,
+        options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"},
+    )
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
     matroska = encode(50, **KINDS["h264 in mkv"])  # type: ignore[arg-type]
     with av.open(io.BytesIO(matroska)) as video:
@@ -76,7 +90,9 @@ def test_variable_frame_rate_and_late_start() -> None:
         return packet
 
     data = remux(encode(30, options={**X264, "g": "10", "bf": "0"}), "mp4", spread)
-    assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [n % LEVELS for n in range(30)]
+    assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [
+        n % LEVELS for n in range(30)
+    ]
     assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
 
 
@@ -84,7 +100,9 @@ def test_variable_frame_rate_and_late_start() -> None:
 def test_rotation_is_undone(angle: int) -> None:
     data = encode(1, pattern=True, rotation=angle)
     (upright,) = decode_frames(data, [0])
-    assert np.array_equal(upright, np.rot90(decode_frames(encode(1, pattern=True), [0])[0], angle // 90))
+    assert np.array_equal(
+        upright, np.rot90(decode_frames(encode(1, pattern=True), [0])[0], angle // 90)
+    )
     height, width = upright.shape[:2]
     sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
     scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
@@ -95,11 +113,15 @@ def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -
     """The whole frame as the loader scales it."""
     row = PlanRow(0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
     clips = np.empty((1, 1, size, size, 3), np.uint8)
-    CLIP_SOURCES["video"].cut_views(VideoSlice(data, row.frames, sample.num_frames), sample, [row], clips)
+    CLIP_SOURCES["video"].cut_views(
+        VideoSlice(data, row.frames, sample.num_frames), sample, [row], clips
+    )
     return clips[0, 0]
 
 
-@pytest.mark.parametrize("data", [b"", b"no video at all", encode(10)[:700]], ids=["empty", "text", "cut short"])
+@pytest.mark.parametrize(
+    "data", [b"", b"no video at all", encode(10)[:700]], ids=["empty", "text", "cut short"]
+)
 def test_what_is_no_video_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(VideoError, match="cannot be opened"):
         decode_frames(data, [0])
@@ -118,7 +140,9 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
     if shared_folder is None:
         pytest.skip("no shared clips beside the repository")
     checked = 0
-    for path in sorted((shared_folder / "videos").glob("[de][ed][rg]*/*.*")):  # derived, edge: small
+    for path in sorted(
+        (shared_folder / "videos").glob("[de][ed][rg]*/*.*")
+    ):  # derived, edge: small
         if path.suffix == ".tsv" or path.stat().st_size > 2_000_000:
             continue
         data = path.read_bytes()
@@ -135,5 +159,7 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
         clip = clip_of_one_frame(data, sample, 112, numbers[-1]).astype(float)
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
-        assert np.abs(clip - scaled).mean() < 8, path.name  # 64x64 of the finest colors; real ones: 2
+        assert np.abs(clip - scaled).mean() < 8, (
+            path.name
+        )  # 64x64 of the finest colors; real ones: 2
     assert checked > 40

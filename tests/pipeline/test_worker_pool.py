@@ -17,15 +17,23 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from loading import CPU, check_first, check_frames, first_batches, list_workers, open_loader, plan_of
+from loading import (
+    CPU,
+    check_first,
+    check_frames,
+    first_batches,
+    list_workers,
+    open_loader,
+    plan_of,
+)
 from made_videos import encode, write_shards
 from processes import is_alive, list_descendants, take_interrupts, wait_for
 
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.decoding.decode_worker import DecodeWorker
-from pipeline.loader import ClipLoader
-from pipeline.shards.dataset import ShardDataset
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.decode_worker import DecodeWorker
+from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.shards.dataset import ShardDataset
 
 CONFIG = DataConfig(frame_stride=1, num_workers=2, max_bad_fraction=0.9)
 Interpreter = Callable[[str], Path]
@@ -63,7 +71,9 @@ def kill_sleepers(ended: threading.Event) -> None:
     while not ended.wait(0.05):
         with suppress(FileNotFoundError, ProcessLookupError):  # one has just ended
             for worker in list_workers():
-                state, *numbers = Path(f"/proc/{worker}/stat").read_text().rsplit(") ", 1)[1].split()
+                state, *numbers = (
+                    Path(f"/proc/{worker}/stat").read_text().rsplit(") ", 1)[1].split()
+                )
                 nap = worker, int(numbers[10]), int(numbers[11])  # with its seconds of CPU time
                 naps[nap] += state == "S"
                 if naps[nap] > 10:
@@ -95,7 +105,9 @@ def test_a_video_at_which_workers_hang_or_die_is_replaced(
     assert (line["key"], line["reason"]) == ("v03", reason)
 
 
-def test_no_intact_video_is_blamed_for_workers_that_are_killed(short: ShardDataset, tmp_path: Path) -> None:
+def test_no_intact_video_is_blamed_for_workers_that_are_killed(
+    short: ShardDataset, tmp_path: Path
+) -> None:
     """Also with one video a chunk."""
     for prefetch in (1, 4):
         report = tmp_path / "quarantine.jsonl"
@@ -133,14 +145,22 @@ def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset) -> None:
 @pytest.mark.parametrize(
     ("death", "end"), [("exit 1", "ended with exit code 1"), ("kill -9 $$", "was ended by SIGKILL")]
 )
-def test_workers_that_cannot_start_are_an_error(short: ShardDataset, interpreter: Interpreter, death: str, end: str):
+def test_workers_that_cannot_start_are_an_error(
+    short: ShardDataset, interpreter: Interpreter, death: str, end: str
+):
     interpreter(death)
-    with pytest.raises(InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"):
+    with pytest.raises(
+        InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"
+    ):
         first_batches(short, CONFIG, 1)
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(short: ShardDataset, interpreter: Interpreter):
-    folder = interpreter('for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done')  # two starts of all
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(
+    short: ShardDataset, interpreter: Interpreter
+):
+    folder = interpreter(
+        'for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done'
+    )  # two starts of all
     assert check_first(short, CONFIG, 4)["bad_clips"] == 0
     assert len(list(folder.iterdir())) == 3, "no start was interrupted"
 
@@ -205,24 +225,38 @@ sys.exit(len(sys.stdin.readline()))
 
 @pytest.mark.parametrize(
     ("ending", "decoder"),
-    [("leave", "dali"), ("SIGINT", "dali"), *((end, "pyav") for end in ("SIGTERM", "SIGKILL", "SIGKILL, one stopped"))],
+    [
+        ("leave", "dali"),
+        ("SIGINT", "dali"),
+        *((end, "pyav") for end in ("SIGTERM", "SIGKILL", "SIGKILL, one stopped")),
+    ],
 )
-def test_nothing_is_left_behind_however_the_program_ends(vp9: ShardDataset, ending: str, decoder: str) -> None:
+def test_nothing_is_left_behind_however_the_program_ends(
+    vp9: ShardDataset, ending: str, decoder: str
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(path=sys.path, shards=vp9.folder, decoder=decoder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_interrupts,
-    ) as program:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=take_interrupts,
+    ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "\n"
         workers = list_descendants(program.pid)
         assert len(workers) == CONFIG.workers
-        assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), "no shared memory that has a name"
+        assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), (
+            "no shared memory that has a name"
+        )
         if "stopped" in ending:
             os.kill(workers[0], signal.SIGSTOP)
         if ending != "leave":
             program.send_signal(signal.Signals[ending.split(",")[0]])
         _, errors = program.communicate("123456\n" if ending == "leave" else None, timeout=60)
-        assert program.returncode in ((7,) if ending == "leave" else (1, *(-number for number in signal.Signals)))
+        assert program.returncode in (
+            (7,) if ending == "leave" else (1, *(-number for number in signal.Signals))
+        )
         assert "terminate called" not in errors
         assert "core dumped" not in errors
     assert wait_for(lambda: not any(map(is_alive, workers)), 30)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from shard_making import NUM_FRAMES, NUM_VIDEOS, make, run_here
 
-from shard_tools import synthetic_videos
-from shard_tools.workers import ENGINES
+from adamae.shard_tools import synthetic_videos
+from adamae.shard_tools.workers import ENGINES
 
 PROCESSES = ENGINES["processes"]
 
@@ -28,7 +28,9 @@ def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small videos in three classes."""
     folder = tmp_path_factory.mktemp("videos")
-    options = f"--num-videos {NUM_VIDEOS} --num-frames {NUM_FRAMES} --size 64 --classes right left down"
+    options = (
+        f"--num-videos {NUM_VIDEOS} --num-frames {NUM_FRAMES} --size 64 --classes right left down"
+    )
     synthetic_videos.main([str(folder), *options.split()])
     return folder
 

@@ -10,13 +10,13 @@ from typing import Any
 import av
 import numpy as np
 
-from pipeline.shards.format import Sample, read_dataset_info, read_samples
-from pipeline.video_error import VideoError
-from shard_tools import make_shards
-from shard_tools.encoding.encode import StoredVideo, encode_segments
-from shard_tools.inputs import Item, ItemStore
-from shard_tools.settings import Settings
-from shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
+from adamae.pipeline.shards.format import Sample, read_dataset_info, read_samples
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools import make_shards
+from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments
+from adamae.shard_tools.inputs import Item, ItemStore
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
 
 NUM_VIDEOS, NUM_FRAMES = 9, 18
 
@@ -47,7 +47,12 @@ def flip(data: bytes, places: Iterable[int], bits: int = 255) -> bytes:
 def list_segments(videos: Path, path: Path) -> Path:
     """Write a list of some segments of each video, with any number of labels each."""
     rows = [
-        {"path": str(video), "label": ["a", "b"][number % 3 : 2], "start": start, "end": start + 0.3}
+        {
+            "path": str(video),
+            "label": ["a", "b"][number % 3 : 2],
+            "start": start,
+            "end": start + 0.3,
+        }
         for number, video in enumerate(sorted(videos.rglob("*.mp4")))
         for start in (0, 0.1, 0.25)
     ]
@@ -64,12 +69,16 @@ def collect(items: Iterable[Item], unlabeled: bool = False) -> ItemStore:
 
 def make(inputs: Path | str, output: Path, *options: str) -> int:
     """make_shards with one worker and no limit on rejects, unless told otherwise; returns its exit code."""
-    return make_shards.main([str(inputs), str(output), "--workers", "1", "--max-rejects", "1", *options])
+    return make_shards.main(
+        [str(inputs), str(output), "--workers", "1", "--max-rejects", "1", *options]
+    )
 
 
 def store(source: Path, **settings: Any) -> StoredVideo:
     """Store all of a video beside it. Raise VideoError."""
-    ((_, result),) = encode_segments(source, {source.with_name("stored"): None}, Settings(**settings))
+    ((_, result),) = encode_segments(
+        source, {source.with_name("stored"): None}, Settings(**settings)
+    )
     if isinstance(result, VideoError):
         raise result
     return result
@@ -77,7 +86,11 @@ def store(source: Path, **settings: Any) -> StoredVideo:
 
 def hashes(folder: Path) -> dict[str, bytes]:
     """Every file of a dataset, by name, with its bytes."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def all_samples(folder: Path) -> list[tuple[str, Sample]]:
@@ -105,7 +118,9 @@ def read_frame_number(frame: np.ndarray) -> int:
     for i in range(GRID * GRID):
         row, column = divmod(i, GRID)
         y, x = (row + 0.5) * height / GRID_FRACTION, (column + 0.5) * width / GRID_FRACTION
-        code |= int(frame[round(y - 1) : round(y + 1), round(x - 1) : round(x + 1)].mean() > 127) << i
+        code |= (
+            int(frame[round(y - 1) : round(y + 1), round(x - 1) : round(x + 1)].mean() > 127) << i
+        )
     number = code >> 4
     if code & 15 != check_bits(number):
         raise ValueError("no frame number is readable in the top left corner")
@@ -120,7 +135,10 @@ def read_numbers(video: bytes | Path) -> list[int]:
 def numbers_of(folder: Path, field: str = "key") -> dict[str, list[int]]:
     """The frame numbers in every sample of a dataset, by a field of it."""
     samples = all_samples(folder)
-    return {getattr(sample, field): read_numbers(video_bytes(folder, shard, sample)) for shard, sample in samples}
+    return {
+        getattr(sample, field): read_numbers(video_bytes(folder, shard, sample))
+        for shard, sample in samples
+    }
 
 
 def write_video(
@@ -143,10 +161,17 @@ def write_video(
             if not number:
                 height, width = picture.shape[:2]
                 unit = Fraction(1, 1000 if times_ms else rate)
-                fields = {"height": height, "width": width, "pix_fmt": pixel_format, "time_base": unit}
+                fields = {
+                    "height": height,
+                    "width": width,
+                    "pix_fmt": pixel_format,
+                    "time_base": unit,
+                }
                 for name, value in (fields | context).items():
                     setattr(stream.codec_context, name, value)
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pixel_format)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(
+                format=pixel_format
+            )
             frame.time_base = unit
             frame.pts = number if times_ms is None else times_ms[number]
             output.mux(stream.encode(frame))
@@ -154,7 +179,9 @@ def write_video(
     return path
 
 
-def write_noise(path: Path, container: str, num_frames: int, options: dict[str, str], side: int = 64) -> Path:
+def write_noise(
+    path: Path, container: str, num_frames: int, options: dict[str, str], side: int = 64
+) -> Path:
     """Write noise that moves, with the number of each frame: every picture is thousands of bytes, so that damage hits
     pictures."""
     noise = np.random.default_rng(0).integers(0, 256, (side * 3 // 4, side, 3), np.uint8)

@@ -17,11 +17,11 @@ from made_videos import remux
 from PIL import Image
 from shard_making import all_samples, flip, list_segments, make, make_folder
 
-from common.errors import InputError
-from pipeline.shards.format import read_dataset_info
-from shard_tools import make_shards
-from shard_tools.build import Build, read_rejects
-from shard_tools.settings import Settings
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.format import read_dataset_info
+from adamae.shard_tools import make_shards
+from adamae.shard_tools.build import Build, read_rejects
+from adamae.shard_tools.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,15 @@ def streamable(whole: Path) -> bytes:
 def encode_nothing(path: Path, sound: bool) -> None:
     """Write a video that has no frames, or sound alone."""
     with av.open(str(path), "w", format="mp4") as output:
-        stream: Any = output.add_stream("aac", rate=44100, layout="mono") if sound else output.add_stream("h264", 25)
+        stream: Any = (
+            output.add_stream("aac", rate=44100, layout="mono")
+            if sound
+            else output.add_stream("h264", 25)
+        )
         if sound:
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
+            frame = av.AudioFrame.from_ndarray(
+                np.zeros((1, 4096), np.float32), format="fltp", layout="mono"
+            )
             frame.rate = 44100
             output.mux([*stream.encode(frame), *stream.encode(None)])
         else:
@@ -60,7 +66,11 @@ def huge(path: Path) -> None:
 def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path: Path) -> None:
     good, folder = whole.read_bytes(), tmp_path / "in"
     fragments = remux(good, "mp4", movflags="frag_keyframe+empty_moov")
-    key = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "76a6" * 8, "encryption_kid": "a7e6" * 8}
+    key = {
+        "encryption_scheme": "cenc-aes-ctr",
+        "encryption_key": "76a6" * 8,
+        "encryption_kid": "a7e6" * 8,
+    }
     contents: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         "empty.mp4": (b"", "the file is empty"),
         "text.mp4": (b"Not found: please log in\n" * 40, "text file"),
@@ -69,7 +79,10 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut_to_header.mp4": (good[:40], "moov"),
         "cut_in_the_middle.mp4": (good[: len(good) // 2], "moov"),
         "cut_at_the_end.mp4": (good[:-100], "moov"),
-        "cut_head.mp4": (good[5000:], "no video format that FFmpeg knows, or its beginning is missing"),
+        "cut_head.mp4": (
+            good[5000:],
+            "no video format that FFmpeg knows, or its beginning is missing",
+        ),
         "cut_streamable_middle.mp4": (streamable[: len(streamable) // 2], "cut off"),
         "cut_streamable_end.mp4": (streamable[:-300], "cut off"),
         "cut_fragments.mp4": (fragments[: len(fragments) * 2 // 3], "cut off"),
@@ -79,14 +92,29 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
             flip(good, range(len(good) // 3, len(good) * 2 // 3, 100)),
             "cannot be decoded|is damaged|cut off or damaged",
         ),
-        "zeros_inside.mp4": (good[:9000] + bytes(6000) + good[15000:], "cannot be decoded|is damaged"),
-        "encrypted.mp4": (remux(good, "mp4", **key), "frame 0 cannot be decoded|frame 0 is damaged"),
+        "zeros_inside.mp4": (
+            good[:9000] + bytes(6000) + good[15000:],
+            "cannot be decoded|is damaged",
+        ),
+        "encrypted.mp4": (
+            remux(good, "mp4", **key),
+            "frame 0 cannot be decoded|frame 0 is damaged",
+        ),
         "sound_only.mp4": (lambda path: encode_nothing(path, True), "no video, only sound"),
         "no_frames.mp4": (lambda path: encode_nothing(path, False), "no frame|moov|no video"),
-        "still.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"), "still image"),
-        "photo.mp4": (lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"), "still image"),
+        "still.mp4": (
+            lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"),
+            "still image",
+        ),
+        "photo.mp4": (
+            lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"),
+            "still image",
+        ),
         "huge.gif": (huge, "65535x65535|cannot be decoded|no frame|FFmpeg"),
-        "playlist.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n", "text file|no frame|no video"),
+        "playlist.mp4": (
+            b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n",
+            "text file|no frame|no video",
+        ),
         "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
     }
     make_folder(folder, {"good.mp4": good})
@@ -108,9 +136,24 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
 def test_awkward_names_and_places_are_no_problem(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["with spaces/a b  c.mp4", "dots/v1.0.final.mp4", "unicode/日本語 видео ñ.mp4", "newline/a\nb.mp4"]
-    names += ["dash/-rf.mp4", "same/clip.mp4", "other/clip.mp4", "folder.mp4/clip.mp4", "upper/CLIP.MP4"]
-    names += ["wrong_extension/actually_mp4.avi", 'quote/it\'s "so" 100% $HOME.mp4', "bytes/\udcff\udcfe.mp4"]
+    names = [
+        "with spaces/a b  c.mp4",
+        "dots/v1.0.final.mp4",
+        "unicode/日本語 видео ñ.mp4",
+        "newline/a\nb.mp4",
+    ]
+    names += [
+        "dash/-rf.mp4",
+        "same/clip.mp4",
+        "other/clip.mp4",
+        "folder.mp4/clip.mp4",
+        "upper/CLIP.MP4",
+    ]
+    names += [
+        "wrong_extension/actually_mp4.avi",
+        'quote/it\'s "so" 100% $HOME.mp4',
+        "bytes/\udcff\udcfe.mp4",
+    ]
     names += [f"{200 * 'x'}/{200 * 'x'}.mp4"]
     others = {"same/._clip.mp4": "what a Mac leaves behind", "notes.txt": "no video"}
     make_folder(tmp_path / "in", dict.fromkeys(names, whole.read_bytes()) | others)
@@ -123,10 +166,13 @@ def test_awkward_names_and_places_are_no_problem(
     assert {sample.container for sample in samples} == {"mp4"}
     assert read_rejects(tmp_path / "out") == {}
     report = read_dataset_info(tmp_path / "out").report
-    assert [len(group) for name in ("duplicates", "conflicts") for group in report[name]] == [len(names)] * 2
+    assert [len(group) for name in ("duplicates", "conflicts") for group in report[name]] == [
+        len(names)
+    ] * 2
     said = capsys.readouterr().err
     assert all(
-        f"1 file appears under several {what}; all were kept (the first: " in said for what in ("names", "labels")
+        f"1 file appears under several {what}; all were kept (the first: " in said
+        for what in ("names", "labels")
     )
 
 
@@ -134,7 +180,9 @@ def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     lines = "a.mp4,run absent.mp4,run b.mp4, folder,run c.mp4,run c.mp4,walk d.mp4,swim a.mp4,run secret.mp4,run"
     files = dict.fromkeys(("a.mp4", "b.mp4", "c.mp4", "d.mp4", "secret.mp4"), whole.read_bytes())
-    make_folder(tmp_path, files | {"list.csv": "\n".join(lines.split()), "classes.txt": "walk\nrun\n"})
+    make_folder(
+        tmp_path, files | {"list.csv": "\n".join(lines.split()), "classes.txt": "walk\nrun\n"}
+    )
     with pytest.MonkeyPatch.context() as patch:  # root may read everything
         patch.setattr(os, "access", lambda path, mode: "secret" not in str(path))
         make(tmp_path / "list.csv", tmp_path / "out", "--label-map", str(tmp_path / "classes.txt"))
@@ -146,17 +194,30 @@ def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
         "folder": "it is a folder, not a video file",
         "secret.mp4": "no permission to read it",
     }
-    assert [(sample.source, sample.label) for _, sample in all_samples(tmp_path / "out")] == [("a.mp4", 1)]
+    assert [(sample.source, sample.label) for _, sample in all_samples(tmp_path / "out")] == [
+        ("a.mp4", 1)
+    ]
 
 
 BAD_COMMANDS: list[tuple[str, str]] = [
-    ("videos s3://bucket/out", r"s3://bucket/out is a URL: make the shards in a folder, .*`aws s3 sync FOLDER s3://b"),
+    (
+        "videos s3://bucket/out",
+        r"s3://bucket/out is a URL: make the shards in a folder, .*`aws s3 sync FOLDER s3://b",
+    ),
     ("nowhere out", "nowhere does not exist"),
-    ("pictures out", r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg"),
+    (
+        "pictures out",
+        r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg",
+    ),
     ("broken.json out", "broken.json is not a list of videos"),
-    ("quote.csv out", r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed"),
-    ("videos empty.csv", "empty.csv is a file"), ("videos videos/shards", "lies inside the input"),
-    ("videos videos", "lies inside the input"), ("absent.csv out", "none of 2 videos can be used"),
+    (
+        "quote.csv out",
+        r"quote\.csv, line 2, cannot be split at commas \(.*\): a quote there is not closed",
+    ),
+    ("videos empty.csv", "empty.csv is a file"),
+    ("videos videos/shards", "lies inside the input"),
+    ("videos videos", "lies inside the input"),
+    ("absent.csv out", "none of 2 videos can be used"),
     ("binary.csv out", "binary.csv is not a text file in UTF-16"),
     ("list.txt.gz out", r"list\.txt\.gz is compressed \(gzip\): unpack it"),
     ("rubbish out", "none of 1 videos can be used"),
@@ -177,9 +238,12 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --split a.csv", "a.csv is not like train=train.csv"),
     ("videos out --part 5/4", "5/4 is not like 1/4"),
     ("videos", "the following arguments are required: output; `.*` lists every option"),
-    ("videos out --frame_stride 2", "there is no option --frame_stride: did you mean --frame-stride"),
+    (
+        "videos out --frame_stride 2",
+        "there is no option --frame_stride: did you mean --frame-stride",
+    ),
     ("videos out --encode av2", "--encode: invalid choice: 'av2'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "sentence"), BAD_COMMANDS)
@@ -187,10 +251,16 @@ def test_bad_commands_end_in_one_sentence(
     whole: Path, tmp_path: Path, command: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {
-        "pictures/a.jpg": b"", "videos/a.mp4": whole.read_bytes(), "rubbish/a.mp4": b"rubbish", "empty.csv": b"",
-        "quote.csv": b'a.mp4,left\nb.mp4,"left\nc.mp4,right\n', "broken.json": b"{", "binary.csv": b"\xff\xfe\x00",
-        "list.txt.gz": gzip.compress(b"a.mp4 run"), "absent.csv": b"a.mp4,run\nb.mp4,walk\n",
-    }  # fmt: skip
+        "pictures/a.jpg": b"",
+        "videos/a.mp4": whole.read_bytes(),
+        "rubbish/a.mp4": b"rubbish",
+        "empty.csv": b"",
+        "quote.csv": b'a.mp4,left\nb.mp4,"left\nc.mp4,right\n',
+        "broken.json": b"{",
+        "binary.csv": b"\xff\xfe\x00",
+        "list.txt.gz": gzip.compress(b"a.mp4 run"),
+        "absent.csv": b"a.mp4,run\nb.mp4,walk\n",
+    }
     monkeypatch.chdir(make_folder(tmp_path, files))
     with pytest.raises(InputError, match=sentence) as caught:
         make_shards.main(command.split())
@@ -215,30 +285,63 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="this machine does not let users mount")
-@pytest.mark.parametrize("size", ["36k", "96k"])  # full in a worker, and when the shard is put together
+@pytest.mark.parametrize(
+    "size", ["36k", "96k"]
+)  # full in a worker, and when the shard is put together
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_full_disk_ends_the_run_and_blames_no_video(videos: Path, tmp_path: Path, size: str, cut: bool) -> None:
+def test_a_full_disk_ends_the_run_and_blames_no_video(
+    videos: Path, tmp_path: Path, size: str, cut: bool
+) -> None:
     (disk := tmp_path / "disk").mkdir()
     given = list_segments(videos, tmp_path / "list.json") if cut else videos
-    command = [sys.executable, make_shards.__file__, str(given), str(disk / "out"), "--workers", "1"]
+    command = [
+        sys.executable,
+        make_shards.__file__,
+        str(given),
+        str(disk / "out"),
+        "--workers",
+        "1",
+    ]
     mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'  # seen by nobody else
-    result = subprocess.run([*UNSHARE, "sh", "-c", mount, str(disk), *command], capture_output=True, text=True)
+    result = subprocess.run(
+        [*UNSHARE, "sh", "-c", mount, str(disk), *command], capture_output=True, text=True
+    )
     assert result.returncode == 74, result.stderr
     assert "No space left on device" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("encode", ["copy", pytest.param("h264", marks=pytest.mark.slow)])  # which takes 20 s
-def test_shared_clips_are_all_accounted_for(shared_folder: Path | None, tmp_path: Path, encode: str) -> None:
+@pytest.mark.parametrize(
+    "encode", ["copy", pytest.param("h264", marks=pytest.mark.slow)]
+)  # which takes 20 s
+def test_shared_clips_are_all_accounted_for(
+    shared_folder: Path | None, tmp_path: Path, encode: str
+) -> None:
     if shared_folder is None:
         pytest.skip("no clips beside the repository")
-    clips = [path for name in ("edge", "broken") for path in (shared_folder / "videos" / name).glob("*.[!t]*")]
+    clips = [
+        path
+        for name in ("edge", "broken")
+        for path in (shared_folder / "videos" / name).glob("*.[!t]*")
+    ]
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in clips))
-    make(tmp_path / "list.txt", tmp_path / "out", "--encode", encode, *["--frame-stride=1"] * (encode != "copy"))
-    stored = {Path(sample.source).name: sample.num_frames for _, sample in all_samples(tmp_path / "out")}
+    make(
+        tmp_path / "list.txt",
+        tmp_path / "out",
+        "--encode",
+        encode,
+        *["--frame-stride=1"] * (encode != "copy"),
+    )
+    stored = {
+        Path(sample.source).name: sample.num_frames for _, sample in all_samples(tmp_path / "out")
+    }
     reasons = read_rejects(tmp_path / "out")
-    rejects = {Path(source).name for source, reason in reasons.items() if "--encode copy" not in reason}
-    assert rejects == {path.name for path in clips if path.parent.name == "broken"} | {"decord__corrupted.mp4"}
+    rejects = {
+        Path(source).name for source, reason in reasons.items() if "--encode copy" not in reason
+    }
+    assert rejects == {path.name for path in clips if path.parent.name == "broken"} | {
+        "decord__corrupted.mp4"
+    }
     assert len(stored) + len(reasons) == len(clips)
     with (shared_folder / "videos/edge/MANIFEST.tsv").open() as manifest:
         for row in csv.DictReader(manifest, delimiter="\t"):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from shard_making import all_samples, flip, hashes
 
-from common.errors import InputError
-from pipeline.shards.dataset import ShardDataset
-from pipeline.shards.format import SAMPLE, SHARD, read_dataset_info
-from pipeline.shards.gops import GOP
-from shard_tools import check_shards
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import SAMPLE, SHARD, read_dataset_info
+from adamae.pipeline.shards.gops import GOP
+from adamae.shard_tools import check_shards
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def test_what_is_wrong_is_named(copied: Path, capsys: pytest.CaptureFixture[str]
     assert f"{shard}: {sample.key}: the video's bytes have changed\n" in said
     lost = [sample for name, sample in all_samples(copied) if name == shard and sample.label == 2]
     assert lost
-    assert all(f"{shard}: {sample.key}: label 2, but there are 2 classes\n" in said for sample in lost)
+    assert all(
+        f"{shard}: {sample.key}: label 2, but there are 2 classes\n" in said for sample in lost
+    )
     assert "dataset.json has changed since it was written\n" in said
 
 
@@ -56,13 +58,17 @@ def change_table(name: str, column: str, row: int = 4) -> Edit:
 
     def changed(data: bytes) -> bytes:
         rows = np.load(io.BytesIO(data))
-        return flip(data, [len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize], 1)
+        return flip(
+            data, [len(data) - rows.nbytes + rows.dtype.fields[column][1] + row * rows.itemsize], 1
+        )
 
     return change_bytes(f"{name}-*.npy", changed)
 
 
 def change_lines(change: Callable[[list[bytes]], list[bytes]]) -> Edit:
-    return change_bytes("shard-000001.samples.jsonl", lambda data: b"".join(change(data.splitlines(keepends=True))))
+    return change_bytes(
+        "shard-000001.samples.jsonl", lambda data: b"".join(change(data.splitlines(keepends=True)))
+    )
 
 
 def change_line(name: str, value: object, line: int = 1) -> Edit:
@@ -86,7 +92,9 @@ def change_bytes(pattern: str, change: Callable[[bytes], bytes]) -> Edit:
 
 
 def change_description(**values: object) -> Edit:
-    return change_bytes("dataset.json", lambda data: json.dumps({**json.loads(data), **values}).encode())
+    return change_bytes(
+        "dataset.json", lambda data: json.dumps({**json.loads(data), **values}).encode()
+    )
 
 
 def remove(pattern: str) -> Edit:
@@ -107,20 +115,44 @@ EDITS: dict[str, Edit] = {
     **{f"samples: {name}": change_table("samples", name) for name in SAMPLE.names or ()},
     **{f"shards: {name}": change_table("shards", name, 1) for name in SHARD.names or ()},
     **{f"gops: {name}": change_table("gops", name) for name in GOP.names or ()},
-    "names: a key": change_bytes("names-*", lambda data: data.replace(b"video_000004", b"video_000009")),
-    "names: lines swapped": change_bytes("names-*", lambda data: b"".join(swap(data.splitlines(keepends=True)))),
-    "names: overwritten": change_bytes("names-*", lambda data: data[:20] + bytes(range(80)) + data[100:]),
-    "samples: 10^20 rows": change_bytes("samples-*", lambda data: data.replace(b"(9,)", b"(9" + b"9" * 20 + b",)")),
+    "names: a key": change_bytes(
+        "names-*", lambda data: data.replace(b"video_000004", b"video_000009")
+    ),
+    "names: lines swapped": change_bytes(
+        "names-*", lambda data: b"".join(swap(data.splitlines(keepends=True)))
+    ),
+    "names: overwritten": change_bytes(
+        "names-*", lambda data: data[:20] + bytes(range(80)) + data[100:]
+    ),
+    "samples: 10^20 rows": change_bytes(
+        "samples-*", lambda data: data.replace(b"(9,)", b"(9" + b"9" * 20 + b",)")
+    ),
     "samples: zeros": change_bytes("samples-*", lambda data: data[:-600] + bytes(600)),
     "names: a source": change_bytes("names-*", lambda data: data.replace(b"left/", b"LEFT/", 1)),
-    **{f"{name}: cut": change_bytes(f"{name}-*", lambda data: data[:-1]) for name in ("samples", "shards", "gops")},
+    **{
+        f"{name}: cut": change_bytes(f"{name}-*", lambda data: data[:-1])
+        for name in ("samples", "shards", "gops")
+    },
     **{f"{name}: gone": remove(f"{name}-*") for name in ("samples", "shards", "gops", "names")},
     **{
         f"line: {name}": change_line(name, value)
         for name, value in {
-            "key": "other", "container": "webm", "codec": "hevc", "num_frames": 4, "fps": 7.0, "frame_stride": 1,
-            "width": 48, "height": 48, "labels": None, "source": "right/else.mp4", "sha256": 64 * "0", "offset": 512,
-            "size": 5, "source_sha256": 64 * "1", "source_size": 7, "gops": "",
+            "key": "other",
+            "container": "webm",
+            "codec": "hevc",
+            "num_frames": 4,
+            "fps": 7.0,
+            "frame_stride": 1,
+            "width": 48,
+            "height": 48,
+            "labels": None,
+            "source": "right/else.mp4",
+            "sha256": 64 * "0",
+            "offset": 512,
+            "size": 5,
+            "source_sha256": 64 * "1",
+            "source_size": 7,
+            "gops": "",
         }.items()
     },
     "line: gone": change_lines(lambda lines: lines[:-1]),
@@ -130,13 +162,21 @@ EDITS: dict[str, Edit] = {
     "line: a byte order mark": change_lines(lambda lines: [b"\xef\xbb\xbf" + lines[0], *lines[1:]]),
     "line: broken": change_lines(lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]]),
     "tar: a byte of a video": change_bytes("*1.tar", lambda data: flip(data, [3000])),
-    "tar: a label": change_bytes("*.tar", lambda data: data.replace(b'"labels": [', b'"labels": [1', 1)[: len(data)]),
-    "tar: the name of a member": change_bytes("*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)),
+    "tar: a label": change_bytes(
+        "*.tar", lambda data: data.replace(b'"labels": [', b'"labels": [1', 1)[: len(data)]
+    ),
+    "tar: the name of a member": change_bytes(
+        "*.tar", lambda data: data.replace(b".mp4\0", b".mp5\0", 1)
+    ),
     "tar: cut": change_bytes("*.tar", lambda data: data[:-512]),
     "tar: longer": change_bytes("*.tar", lambda data: data + bytes(512)),
     "tar: gone": remove("*.tar"),
-    "tar: a member of 8 EiB": change_bytes("*.tar", lambda data: data[:124] + HUGE + data[124 + len(HUGE) :]),
-    "tar: of another shard": lambda folder: shutil.copy(folder / "shard-000000.tar", folder / "shard-000002.tar"),
+    "tar: a member of 8 EiB": change_bytes(
+        "*.tar", lambda data: data[:124] + HUGE + data[124 + len(HUGE) :]
+    ),
+    "tar: of another shard": lambda folder: shutil.copy(
+        folder / "shard-000000.tar", folder / "shard-000002.tar"
+    ),
     "table of a shard: gone": remove("*.samples.jsonl"),
     "description: classes in another order": change_description(classes=["left", "down", "right"]),
     "description: samples": change_description(num_samples=8),
@@ -145,11 +185,15 @@ EDITS: dict[str, Edit] = {
     "description: another report": change_description(report={}),
     "description: gone": remove("dataset.json"),
     "description: a link to itself": link_to_itself,
-    "description: in UTF-16": change_bytes("dataset.json", lambda data: data.decode().encode("utf-16")),
-    "description: nested too deep": change_bytes("dataset.json", lambda data: data[:-2] + b',"a":' + b"[" * 10**5),
+    "description: in UTF-16": change_bytes(
+        "dataset.json", lambda data: data.decode().encode("utf-16")
+    ),
+    "description: nested too deep": change_bytes(
+        "dataset.json", lambda data: data[:-2] + b',"a":' + b"[" * 10**5
+    ),
     "description: strides": change_description(frame_strides=[2, 4]),
     "description: settings": change_description(encode={}),
-}  # fmt: skip
+}
 
 
 def read_all(shards: Path) -> list[object]:
@@ -178,8 +222,14 @@ def test_what_decodes_is_compared(copied: Path) -> None:
         change_line(name, value, line=2)(copied)
     info = read_dataset_info(copied)
     _, videos = check_shards.check_shard(copied, info.shards[1], len(info.classes))
-    wrong = ["num_frames is 5 instead of 4", "height is 64 instead of 48", "codec is h264 instead of hevc"]
-    assert check_shards.check_video(videos[2]) == "; ".join(f"its {it}" for it in [*wrong, "fps is 7.5 instead of 7.4"])
+    wrong = [
+        "num_frames is 5 instead of 4",
+        "height is 64 instead of 48",
+        "codec is h264 instead of hevc",
+    ]
+    assert check_shards.check_video(videos[2]) == "; ".join(
+        f"its {it}" for it in [*wrong, "fps is 7.5 instead of 7.4"]
+    )
 
 
 def test_damaged_tables_can_be_rewritten(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,22 @@ import av
 import numpy as np
 import pytest
 from made_videos import KINDS, X264, encode, read_number, remux
-from shard_making import all_samples, decode, flip, make, make_folder, run_here, store, video_bytes, write_noise
+from shard_making import (
+    all_samples,
+    decode,
+    flip,
+    make,
+    make_folder,
+    run_here,
+    store,
+    video_bytes,
+    write_noise,
+)
 
-from pipeline.decoding.sources import decode_frames
-from pipeline.video_error import VideoError
-from shard_tools import build, work
-from shard_tools.workers import ENGINES
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools import build, work
+from adamae.shard_tools.workers import ENGINES
 
 NUM_FRAMES = 96
 
@@ -25,7 +35,9 @@ NUM_FRAMES = 96
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"g": "24", "crf": "18", "preset": "medium"}
-    return write_noise(tmp_path_factory.mktemp("noise") / "noise.mp4", "mp4", NUM_FRAMES, options, side=128)
+    return write_noise(
+        tmp_path_factory.mktemp("noise") / "noise.mp4", "mp4", NUM_FRAMES, options, side=128
+    )
 
 
 def copied(path: Path) -> int:
@@ -38,7 +50,10 @@ def test_random_damage_is_found(source: Path, tmp_path: Path) -> None:
     with av.open(str(source)) as container:
         first = next(container.demux(video=0)).pos
     for _ in range(8):
-        cut, places = int(draw.integers(40, len(data) - 1)), draw.integers(first, len(data), 40).tolist()
+        cut, places = (
+            int(draw.integers(40, len(data) - 1)),
+            draw.integers(first, len(data), 40).tolist(),
+        )
         for damaged in (data[:cut], flip(data, places), data[:cut] + data[cut + 1 :]):
             path.write_bytes(damaged)
             with pytest.raises((VideoError, av.error.FFmpegError)):
@@ -49,19 +64,28 @@ def trimmed(data: bytes, start: int, container: str, from_keyframe: bool, **opti
     """What `ffmpeg -ss START -c copy` makes: packets from the keyframe before frame `start` on, or, as a recorder that
     is switched on does, from there on; times are counted from `start`, and the others are negative or hidden."""
     file = io.BytesIO()
-    with av.open(io.BytesIO(data)) as source, av.open(file, "w", format=container, options=options) as output:
+    with (
+        av.open(io.BytesIO(data)) as source,
+        av.open(file, "w", format=container, options=options) as output,
+    ):
         video = source.streams.video[0]
         stream, begin = output.add_stream_from_template(video), round(start / 8 / video.time_base)
         if from_keyframe:
             source.seek(begin, stream=video)
         for packet in source.demux(video):
             if packet.size and (from_keyframe or packet.pts >= begin):
-                packet.pts, packet.dts, packet.stream = packet.pts - begin, packet.dts - begin, stream
+                packet.pts, packet.dts, packet.stream = (
+                    packet.pts - begin,
+                    packet.dts - begin,
+                    stream,
+                )
                 output.mux(packet)
     return file.getvalue()
 
 
-TRIMS: dict[str, tuple[str, bool, dict[str, str]]] = {  # the container, whether from a keyframe, FFmpeg's options
+TRIMS: dict[
+    str, tuple[str, bool, dict[str, str]]
+] = {  # the container, whether from a keyframe, FFmpeg's options
     "edit list": ("mp4", True, {}),
     "edit list in mov": ("mov", True, {}),
     "negative times": ("matroska", True, {"avoid_negative_ts": "disabled"}),
@@ -91,11 +115,20 @@ def end_early(data: bytes, num_frames: int) -> bytes:
 
 
 WITH_B_FRAMES: dict[str, Any] = KINDS["h264 with B-frames"]
-TRIMMED = ("h264 without B-frames", "h264 with B-frames", "h264, one keyframe", "mpeg4 with B-frames")
+TRIMMED = (
+    "h264 without B-frames",
+    "h264 with B-frames",
+    "h264, one keyframe",
+    "mpeg4 with B-frames",
+)
 COPIES: dict[str, Callable[[], bytes]] = {
     "AVI": lambda: encode(60, container="avi", **WITH_B_FRAMES),
-    "MP4 without times of display": lambda: remux(encode(60, **WITH_B_FRAMES), "mp4", forget_display_times),
-    "Matroska with times of decoding": lambda: remux(encode(60, **WITH_B_FRAMES), "matroska", forget_display_times),
+    "MP4 without times of display": lambda: remux(
+        encode(60, **WITH_B_FRAMES), "mp4", forget_display_times
+    ),
+    "Matroska with times of decoding": lambda: remux(
+        encode(60, **WITH_B_FRAMES), "matroska", forget_display_times
+    ),
     "an edit list that ends early": lambda: end_early(encode(60, **WITH_B_FRAMES), 7),
     **{f"{kind}: {how}": partial(trim, kind, *TRIMS[how]) for kind, how in product(TRIMMED, TRIMS)},
 }
@@ -125,12 +158,16 @@ FRAGMENTS = "empty_moov+frag_keyframe+skip_trailer"
 INTACT: dict[str, Callable[[bytes], bytes]] = {
     "RIFF size": lambda _: name_larger_size(encode(NUM_FRAMES, **KINDS["mjpeg"]), b"RIFF", 8),  # type: ignore[arg-type]
     "mdat size": lambda data: name_larger_size(data, b"mdat", 8),
-    "mdat size of a fragment": lambda data: name_larger_size(remux(data, "mp4", movflags=FRAGMENTS), b"mdat", 8),
+    "mdat size of a fragment": lambda data: name_larger_size(
+        remux(data, "mp4", movflags=FRAGMENTS), b"mdat", 8
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", INTACT)
-def test_what_a_file_says_wrongly_of_itself_is_no_damage(source: Path, kind: str, tmp_path: Path) -> None:
+def test_what_a_file_says_wrongly_of_itself_is_no_damage(
+    source: Path, kind: str, tmp_path: Path
+) -> None:
     data, path = INTACT[kind](source.read_bytes()), tmp_path / "video.mp4"
     path.write_bytes(data)
     assert copied(path) == NUM_FRAMES
@@ -158,9 +195,16 @@ def change(path: Path, how: str) -> None:
     [("copy", "longer", True), ("h264", "longer", True), *product(["copy"], CHANGES, [False])],
 )
 def test_a_file_that_changes_while_it_is_read_or_before_it_is_stored_is_rejected(
-    source: Path, tmp_path: Path, encode: str, how: str, is_read: bool, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    tmp_path: Path,
+    encode: str,
+    how: str,
+    is_read: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = make_folder(tmp_path / "in", dict.fromkeys(["kept.mp4", "touched.mp4"], source.read_bytes()))
+    folder = make_folder(
+        tmp_path / "in", dict.fromkeys(["kept.mp4", "touched.mp4"], source.read_bytes())
+    )
     touched = folder / "touched.mp4"
 
     def change_after(*arguments: Any, **options: Any) -> Any:
@@ -173,6 +217,8 @@ def test_a_file_that_changes_while_it_is_read_or_before_it_is_stored_is_rejected
     if is_read:
         monkeypatch.setattr(work, "restart_timer", lambda: change(touched, how))
     make(folder, tmp_path / "out", "--encode", encode)
-    assert build.read_rejects(tmp_path / "out") == {"touched.mp4": "it was changed while it was read"}
+    assert build.read_rejects(tmp_path / "out") == {
+        "touched.mp4": "it was changed while it was read"
+    }
     ((shard, kept),) = all_samples(tmp_path / "out")
     assert (video_bytes(tmp_path / "out", shard, kept) == source.read_bytes()) == (encode == "copy")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from shard_making import read_numbers, store
 
-from shard_tools.codecs import CODECS, TUNES
-from shard_tools.settings import Settings
+from adamae.shard_tools.codecs import CODECS, TUNES
+from adamae.shard_tools.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def test_every_codec_keeps_frames_order_and_groups_alike_again(source: Path, cod
 
 
 def test_h264_is_the_same_on_every_processor(generate, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [generate("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)]
+    sources = [
+        generate("--num-frames", "80", "--size", "128x96", "--seed", str(seed)) for seed in range(4)
+    ]
     bytes_here = [store(source).path.read_bytes() for source in sources]
     usual = CODECS["h264"]
     without_vectors = usual.options | {"x264-params": usual.options["x264-params"] + ":asm=0"}
@@ -70,18 +72,24 @@ def test_tune_decode_stores_unfiltered_pictures(source: Path, codec: str, tune: 
 
 def test_tune_is_recorded_where_it_has_an_effect_with_its_quality() -> None:
     recorded = {
-        ("h264", "decode"): ("decode", 22), ("h264", "size"): ("size", 23), ("hevc", "decode"): ("decode", 24),
-        ("vp9", "decode"): (None, 31), ("vp9", "size"): (None, 31), ("copy", "decode"): (None, None),
-    }  # fmt: skip
+        ("h264", "decode"): ("decode", 22),
+        ("h264", "size"): ("size", 23),
+        ("hevc", "decode"): ("decode", 24),
+        ("vp9", "decode"): (None, 31),
+        ("vp9", "size"): (None, 31),
+        ("copy", "decode"): (None, None),
+    }
     told = {given: Settings(*given[:1], tune=given[1]).to_json() for given in recorded}
-    assert {given: (values.get("tune"), values.get("quality")) for given, values in told.items()} == recorded
+    assert {
+        given: (values.get("tune"), values.get("quality")) for given, values in told.items()
+    } == recorded
 
 
 PEAK_MEMORY = """
 import sys
 from pathlib import Path
-from shard_tools.encoding.encode import encode_segments
-from shard_tools.settings import Settings
+from adamae.shard_tools.encoding.encode import encode_segments
+from adamae.shard_tools.settings import Settings
 list(encode_segments(Path(sys.argv[1]), {Path(sys.argv[2]): None}, Settings(frame_stride=1)))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -92,5 +100,7 @@ def test_memory_does_not_grow_with_the_length_of_a_video(generate, tmp_path: Pat
     for num_frames in ("20", "120"):
         path = generate("--size", "640x480", "--num-frames", num_frames)
         command = [sys.executable, "-c", PEAK_MEMORY, str(path), str(tmp_path / num_frames)]
-        peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024)
+        peaks.append(
+            int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
+        )
     assert peaks[1] < peaks[0] + 20, f"frames of 0.44 MiB are kept: {peaks} MiB"

@@ -15,11 +15,17 @@ import fsspec
 import pytest
 from shard_making import all_samples, hashes, make, make_folder
 
-from common.errors import InputError
-from pipeline.shards.format import read_dataset_info
-from shard_tools.inputs import Item, ListOptions, assign_class_ids, read_inputs, read_label_map
-from shard_tools.settings import Settings
-from shard_tools.work import Job, process_job, read_staged
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.format import read_dataset_info
+from adamae.shard_tools.inputs import (
+    Item,
+    ListOptions,
+    assign_class_ids,
+    read_inputs,
+    read_label_map,
+)
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.work import Job, process_job, read_staged
 
 
 @pytest.fixture
@@ -32,14 +38,20 @@ def clips(tmp_path: Path) -> Path:
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(f"local://{videos}", tmp_path / "url", "--samples-per-shard", "3")
     assert hashes(tmp_path / "url") == hashes(dataset)
-    (tmp_path / "list.csv").write_text(f"local://{next(videos.rglob('*.mp4'))},here\nlocal:///nowhere.mp4,here\n")
+    (tmp_path / "list.csv").write_text(
+        f"local://{next(videos.rglob('*.mp4'))},here\nlocal:///nowhere.mp4,here\n"
+    )
     make(tmp_path / "list.csv", tmp_path / "list")
     assert read_dataset_info(tmp_path / "list").num_samples == 1
     assert read_dataset_info(tmp_path / "list").num_rejected == 1
 
 
-def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> None:  # root may list everything, so permissions alone show nothing here
+def test_a_folder_that_cannot_be_listed_is_named(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(
+        path: str,
+    ) -> None:  # root may list everything, so permissions alone show nothing here
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "scandir", refuse)
@@ -48,10 +60,16 @@ def test_a_folder_that_cannot_be_listed_is_named(clips: Path, monkeypatch: pytes
 
 
 LABELS = [  # of the input, and the classes that are known: those keep their ids
-    ("0 a b", "b", "b 0 a"), ("2 0", "", "0 1 2"), ("1 2 3", "", "1 2 3"), ("4 1", "0 1 2", "0 1 2 3 4"),
-    ("4 1", "1 0", "1 0 4"), ("9" * 5000, "", "9" * 5000), ("1 999999999", "", "1 999999999"),
-    ("00 01 02", "", "00 01 02"), ("", "", ""),
-]  # fmt: skip
+    ("0 a b", "b", "b 0 a"),
+    ("2 0", "", "0 1 2"),
+    ("1 2 3", "", "1 2 3"),
+    ("4 1", "0 1 2", "0 1 2 3 4"),
+    ("4 1", "1 0", "1 0 4"),
+    ("9" * 5000, "", "9" * 5000),
+    ("1 999999999", "", "1 999999999"),
+    ("00 01 02", "", "00 01 02"),
+    ("", "", ""),
+]
 
 
 def test_class_ids_are_stable_and_numbers_are_ids_if_they_have_few_gaps() -> None:
@@ -72,41 +90,76 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
     (clips / "z").symlink_to(clips / "run")
     inputs = read_inputs(str(clips))
     assert len(inputs) == 5
-    assert {line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2] for line in inputs.skipped.lines()} == {
-        "1 folders that were seen under another name": "z", "2 hidden": ".cache/, .hidden.mp4",
+    assert {
+        line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2]
+        for line in inputs.skipped.lines()
+    } == {
+        "1 folders that were seen under another name": "z",
+        "2 hidden": ".cache/, .hidden.mp4",
         "1 tars, which are read only where no videos lie beside them": "x.tar",
-        "1 without a video's extension": "readme", "2 tables and texts": "run/a.json, run/b.JSON",
-    }  # fmt: skip
+        "1 without a video's extension": "readme",
+        "2 tables and texts": "run/a.json, run/b.JSON",
+    }
 
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:
     memory = fsspec.filesystem("memory")
-    for name in ("a.mp4", "run/b.webm", "a::b.mp4", ".cache/c.mp4", "readme.txt", "walk/d.mp4", "walk/e.mp4"):
+    for name in (
+        "a.mp4",
+        "run/b.webm",
+        "a::b.mp4",
+        ".cache/c.mp4",
+        "readme.txt",
+        "walk/d.mp4",
+        "walk/e.mp4",
+    ):
         memory.pipe(f"/mixed/{name}", b"12345")
     inputs = read_inputs("memory://mixed")
     items = {item.source: item for item in inputs}
-    labels = {"a.mp4": None, "a::b.mp4": None, "run/b.webm": "run", "walk/d.mp4": "walk", "walk/e.mp4": "walk"}
+    labels = {
+        "a.mp4": None,
+        "a::b.mp4": None,
+        "run/b.webm": "run",
+        "walk/d.mp4": "walk",
+        "walk/e.mp4": "walk",
+    }
     assert {source: item.label for source, item in items.items()} == labels
     problems = [item.problem for item in items.values() if item.problem]
     assert [problem[:17] for problem in problems] == ["it has no label, ", "its name holds ::"]
-    assert all(item.size == 5 and str(item.location).startswith("memory://") for item in items.values())
-    assert inputs.skipped.counts == {"hidden": 1, "tables and texts: give a list of videos itself as INPUT": 1}
+    assert all(
+        item.size == 5 and str(item.location).startswith("memory://") for item in items.values()
+    )
+    assert inputs.skipped.counts == {
+        "hidden": 1,
+        "tables and texts: give a list of videos itself as INPUT": 1,
+    }
 
 
 KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"
 HEADER = "label,path\nrun,run/a.mp4\n"
 ROW = "run/a.mp4,run\n"
 BAD_LINES = [
-    "run/a.mp4 run\n" + "x" * 5000, "run/a.mp4 run\n" + "x" * 300 + " run", ROW + "x" * 300 + ",run",
-    ROW + "x" * 200_000 + ",run", ROW + ",run", ROW + "a\0b.mp4,run", ROW + "loop.mp4,run", HEADER + "run",
-    KINETICS + "run,,0,10", KINETICS + "run," + "x" * 300 + ",1e400,10",
-    *(f'[{{"path": "run/a.mp4"}}, {{"path": "{path}"}}]'
-      for path in ("\\ud800.mp4", "\\u0000.mp4", "http://nowhere/\\ud800.mp4")),
-]  # fmt: skip
+    "run/a.mp4 run\n" + "x" * 5000,
+    "run/a.mp4 run\n" + "x" * 300 + " run",
+    ROW + "x" * 300 + ",run",
+    ROW + "x" * 200_000 + ",run",
+    ROW + ",run",
+    ROW + "a\0b.mp4,run",
+    ROW + "loop.mp4,run",
+    HEADER + "run",
+    KINETICS + "run,,0,10",
+    KINETICS + "run," + "x" * 300 + ",1e400,10",
+    *(
+        f'[{{"path": "run/a.mp4"}}, {{"path": "{path}"}}]'
+        for path in ("\\ud800.mp4", "\\u0000.mp4", "http://nowhere/\\ud800.mp4")
+    ),
+]
 
 
 @pytest.mark.parametrize("text", BAD_LINES, ids=range(len(BAD_LINES)))
-def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path, text: str) -> None:
+def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(
+    clips: Path, text: str
+) -> None:
     (clips / "loop.mp4").symlink_to(clips / "loop.mp4")
     (clips / "list").write_text(text + "\n")
     items = list(read_inputs(str(clips / "list"), ListOptions(unlabeled=True)))
@@ -114,13 +167,19 @@ def test_a_line_that_can_be_no_file_is_rejected_and_the_rest_goes_on(clips: Path
     assert len([item for item in items if item.problem]) == 1
 
 
-def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4", os.fsdecode(b"caf\xe9.mp4")]
     make_folder(clips, dict.fromkeys(names, ""))
     (clips / "list").write_bytes(b"".join(os.fsencode(name) + b"\n" for name in names))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper((clips / "list").open("rb"), encoding="utf-8"))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper((clips / "list").open("rb"), encoding="utf-8")
+    )
     for items in (read_inputs(str(clips / "list")), read_inputs("-", ListOptions(root=str(clips)))):
-        assert sorted((item.source, item.problem) for item in items) == sorted((name, None) for name in names)
+        assert sorted((item.source, item.problem) for item in items) == sorted(
+            (name, None) for name in names
+        )
 
 
 def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
@@ -128,7 +187,9 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
     make_folder(tmp_path / "in", dict.fromkeys(names, next(videos.rglob("*.mp4")).read_bytes()))
     assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--unlabeled") == 0
     assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {*names}
-    job = Job(str(tmp_path / "in" / names[0]), {tmp_path / "0": Item(names[0])}, Settings(encode="copy"))
+    job = Job(
+        str(tmp_path / "in" / names[0]), {tmp_path / "0": Item(names[0])}, Settings(encode="copy")
+    )
     assert process_job(job) is None
     assert read_staged(tmp_path / "0").stored.path == job.location, "the file itself, not a copy"
     Path(job.location).unlink()
@@ -136,7 +197,12 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
     assert read_staged(tmp_path / "0") == Item(names[0], problem="there is no such file")
 
 
-SPARSE_PAX = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,5", "GNU.sparse.size": "9999"}
+SPARSE_PAX = {
+    "GNU.sparse.major": "0",
+    "GNU.sparse.minor": "1",
+    "GNU.sparse.map": "0,5",
+    "GNU.sparse.size": "9999",
+}
 
 
 def packed(path: Path, members: Iterable[tuple[Any, ...]], form: int = tarfile.GNU_FORMAT) -> Path:
@@ -159,86 +225,156 @@ def by_source(path: Path) -> dict[str, Item]:
 
 
 LABELED = {
-    "./a.mp4": "./a.cls", "b.left.mp4": "b.cls", "c.left.mp4": "c.left.cls", "v1.0/d.mp4": "v1.0/d.cls",
-    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json", "in/folders/i.mp4": "in/folders/i.cls",
-}  # fmt: skip
+    "./a.mp4": "./a.cls",
+    "b.left.mp4": "b.cls",
+    "c.left.mp4": "c.left.cls",
+    "v1.0/d.mp4": "v1.0/d.cls",
+    "v1.0/e.f/g.h.WEBM": "v1.0/e.f/g.json",
+    "in/folders/i.mp4": "in/folders/i.cls",
+}
 
 
-def test_every_name_that_webdataset_reads_is_a_video_with_its_label_in_one_tar_or_more(tmp_path: Path) -> None:
+def test_every_name_that_webdataset_reads_is_a_video_with_its_label_in_one_tar_or_more(
+    tmp_path: Path,
+) -> None:
     members = [(name, name.encode()) for name in LABELED]
     for number, name in enumerate(LABELED.values()):
         text = f'{{"label": "class {number}"}}' if name.endswith("json") else f"class {number}"
         members.append((name, text.encode()))
-    labels = {f"x.tar/{name.removeprefix('./')}": f"class {number}" for number, name in enumerate(LABELED)}
+    labels = {
+        f"x.tar/{name.removeprefix('./')}": f"class {number}" for number, name in enumerate(LABELED)
+    }
     tar = packed(tmp_path / "x.tar", members)
     packed(tmp_path / "y.tar", [("run.mp4", b"video"), ("run.cls", b"left")])
-    make_folder(tmp_path, {"y.parquet": "PAR1", "dataset.json": '{"name": "another set"}'})  # as video2dataset writes
+    make_folder(
+        tmp_path, {"y.parquet": "PAR1", "dataset.json": '{"name": "another set"}'}
+    )  # as video2dataset writes
     for place, expected in ((tar, labels), (tmp_path, labels | {"y.tar/run.mp4": "left"})):
-        assert {source: item.label for source, item in by_source(place).items() if not item.problem} == expected
+        assert {
+            source: item.label for source, item in by_source(place).items() if not item.problem
+        } == expected
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_names_longer_than_a_files_and_with_any_byte(videos: Path, tmp_path: Path, form: int) -> None:
+def test_names_longer_than_a_files_and_with_any_byte(
+    videos: Path, tmp_path: Path, form: int
+) -> None:
     content = next(videos.rglob("*.mp4")).read_bytes()
     names = ["x" * 300, "deep/" * 80 + "a", "a:b::c", "caf\udce9", "日本", "line\nbreak\x1b"]
     names = [f"{name}.mp4" for name in names]
-    tar = packed(tmp_path / "a::b.tar", [(name, content + bytes([number])) for number, name in enumerate(names)], form)
+    tar = packed(
+        tmp_path / "a::b.tar",
+        [(name, content + bytes([number])) for number, name in enumerate(names)],
+        form,
+    )
     assert make(tar, tmp_path / "out", "--encode", "copy") == 0
-    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {f"{tar.name}/{name}" for name in names}
+    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {
+        f"{tar.name}/{name}" for name in names
+    }
 
 
-MEMBERS: dict[str, tuple[dict[str, object], str | None]] = {  # what is special about each, and its problem
+MEMBERS: dict[
+    str, tuple[dict[str, object], str | None]
+] = {  # what is special about each, and its problem
     "good.mp4": ({}, None),
-    "symbolic.mp4": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "it is a link to /etc/passwd: put the file"),
-    "hard.mp4": ({"type": tarfile.LNKTYPE, "linkname": "good.mp4"}, "it is a link to good.mp4: put the file itself"),
+    "symbolic.mp4": (
+        {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
+        "it is a link to /etc/passwd: put the file",
+    ),
+    "hard.mp4": (
+        {"type": tarfile.LNKTYPE, "linkname": "good.mp4"},
+        "it is a link to good.mp4: put the file itself",
+    ),
     "pipe.mp4": ({"type": tarfile.FIFOTYPE}, "it is a device or a pipe, not a video file"),
-    "sparse.mp4": ({"pax_headers": SPARSE_PAX}, "it is stored as a sparse file: pack it without --sparse"),
-    "twice.mp4": ({}, "the tar holds several of this name"), "./twice.mp4": ({}, "the tar holds several of this name"),
-    "folder.mp4": ({"type": tarfile.DIRTYPE}, None), "folder.mp4/inside.mp4": ({}, None),
-}  # fmt: skip
+    "sparse.mp4": (
+        {"pax_headers": SPARSE_PAX},
+        "it is stored as a sparse file: pack it without --sparse",
+    ),
+    "twice.mp4": ({}, "the tar holds several of this name"),
+    "./twice.mp4": ({}, "the tar holds several of this name"),
+    "folder.mp4": ({"type": tarfile.DIRTYPE}, None),
+    "folder.mp4/inside.mp4": ({}, None),
+}
 
 
 def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
-    members = ((name, b"" if "type" in changes else b"12345", changes) for name, (changes, _) in MEMBERS.items())
+    members = (
+        (name, b"" if "type" in changes else b"12345", changes)
+        for name, (changes, _) in MEMBERS.items()
+    )
     items = by_source(packed(tmp_path / "x.tar", members, tarfile.PAX_FORMAT))
-    assert items.keys() == {f"x.tar/{name}" for name in MEMBERS} - {"x.tar/./twice.mp4", "x.tar/folder.mp4"}
+    assert items.keys() == {f"x.tar/{name}" for name in MEMBERS} - {
+        "x.tar/./twice.mp4",
+        "x.tar/folder.mp4",
+    }
     for source, item in items.items():
-        assert (item.problem or "").startswith(MEMBERS[source.removeprefix("x.tar/")][1] or ""), source
+        assert (item.problem or "").startswith(MEMBERS[source.removeprefix("x.tar/")][1] or ""), (
+            source
+        )
 
 
 @pytest.mark.parametrize("prefix", ["", "x.tar/"])
-def test_files_are_looked_into_where_their_names_do_not_tell(videos: Path, tmp_path: Path, prefix: str) -> None:
+def test_files_are_looked_into_where_their_names_do_not_tell(
+    videos: Path, tmp_path: Path, prefix: str
+) -> None:
     video = next(videos.rglob("*.mp4")).read_bytes()
-    names = ["noextension", "camera.dat", "v.insv", ".hidden.mp4", "MAC/._a.mp4", "a.jpg", "notes.html"]
+    names = [
+        "noextension",
+        "camera.dat",
+        "v.insv",
+        ".hidden.mp4",
+        "MAC/._a.mp4",
+        "a.jpg",
+        "notes.html",
+    ]
     files = {name: video + bytes([number]) for number, name in enumerate(names)}
     files |= {"readme": b"# no video", "cut.xyz": video[:300]}
-    place = packed(tmp_path / "x.tar", files.items()) if prefix else make_folder(tmp_path / "x", files)
+    place = (
+        packed(tmp_path / "x.tar", files.items()) if prefix else make_folder(tmp_path / "x", files)
+    )
     assert make(place, tmp_path / "out") == 0
     sources = {sample.source for _, sample in all_samples(tmp_path / "out")}
     assert sources == {prefix + name for name in ("camera.dat", "noextension", "v.insv")}
     rows = map(json.loads, (tmp_path / "out/skipped.jsonl").read_text().splitlines())
     unknown, hidden = "without a video's extension", "hidden"
     assert {row["source"].removeprefix(prefix): row["reason"][9:][:27] for row in rows} == {
-        "cut.xyz": unknown, "notes.html": unknown, "readme": unknown, "a.jpg": "pictures: convert animated ",
-        ".hidden.mp4": hidden, "MAC/._a.mp4": hidden,
-    }  # fmt: skip
+        "cut.xyz": unknown,
+        "notes.html": unknown,
+        "readme": unknown,
+        "a.jpg": "pictures: convert animated ",
+        ".hidden.mp4": hidden,
+        "MAC/._a.mp4": hidden,
+    }
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "compressed": (gzip.compress, r"x\.tar is compressed \(gzip\): unpack it"),
     "cut in a video": (lambda data: data[:2000], r"x\.tar is not a complete tar file"),
-    "cut in a header": (lambda data: data[:1300], r"x\.tar is not a complete tar file \(no header at byte 1024\)"),
-    "cut between members": (lambda data: data[:1024], r"x\.tar is not a complete tar file \(no end-of-archive marker"),
+    "cut in a header": (
+        lambda data: data[:1300],
+        r"x\.tar is not a complete tar file \(no header at byte 1024\)",
+    ),
+    "cut between members": (
+        lambda data: data[:1024],
+        r"x\.tar is not a complete tar file \(no end-of-archive marker",
+    ),
     "impossible checksum": (
-        lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :], r"x\.tar .* \(no header at byte 1024\)"
+        lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :],
+        r"x\.tar .* \(no header at byte 1024\)",
     ),
     "negative size": (  # which Python 3.14 takes for no header
         lambda data: data[:1024] + member("b.mp4", -1024).tobuf(tarfile.GNU_FORMAT) + data[1536:],
         r"x\.tar is not .* \((b\.mp4 would have -1024 bytes|no header at byte 1024)\)",
     ),
-    "joined": (lambda data: data * 2, r"x\.tar contains data after the end-of-archive marker at byte 4608"),
-    "endless headers": (lambda data: member("x", 0, {"type": tarfile.XHDTYPE}).tobuf() * 3000, r"x\.tar is not a com"),
-}  # fmt: skip
+    "joined": (
+        lambda data: data * 2,
+        r"x\.tar contains data after the end-of-archive marker at byte 4608",
+    ),
+    "endless headers": (
+        lambda data: member("x", 0, {"type": tarfile.XHDTYPE}).tobuf() * 3000,
+        r"x\.tar is not a com",
+    ),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -252,7 +388,9 @@ def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage:
 
 
 @pytest.mark.parametrize("wrong", ["99", "-1", '"left"'])
-def test_a_label_that_is_no_class_of_the_shards_costs_its_video(dataset: Path, tmp_path: Path, wrong: str) -> None:
+def test_a_label_that_is_no_class_of_the_shards_costs_its_video(
+    dataset: Path, tmp_path: Path, wrong: str
+) -> None:
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
     with tarfile.open(dataset / "shard-000000.tar") as source:
         members = [(info.name, source.extractfile(info).read()) for info in source]  # type: ignore[union-attr]

@@ -11,16 +11,25 @@ from pathlib import Path
 import pytest
 import wds2idx
 import webdataset
-from shard_making import NUM_FRAMES, NUM_VIDEOS, all_samples, hashes, make, numbers_of, read_numbers, video_bytes
+from shard_making import (
+    NUM_FRAMES,
+    NUM_VIDEOS,
+    all_samples,
+    hashes,
+    make,
+    numbers_of,
+    read_numbers,
+    video_bytes,
+)
 
-from common.errors import InputError
-from pipeline.shards.format import read_dataset_info, read_samples
-from shard_tools import make_shards
-from shard_tools.build import read_rejects
-from shard_tools.inputs import Item
-from shard_tools.settings import Settings
-from shard_tools.work import Job, process_job, read_staged
-from shard_tools.write import TAR_FIELDS, dump_sample
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.format import read_dataset_info, read_samples
+from adamae.shard_tools import make_shards
+from adamae.shard_tools.build import read_rejects
+from adamae.shard_tools.inputs import Item
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.work import Job, process_job, read_staged
+from adamae.shard_tools.write import TAR_FIELDS, dump_sample
 
 THREE = ("--samples-per-shard", "3")
 COPY = ("--encode", "copy")
@@ -40,11 +49,23 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
     assert list(numbers_of(dataset).values()) == [list(range(0, NUM_FRAMES, 4))] * NUM_VIDEOS
     for shard, sample in samples:
         assert hashlib.sha256(video_bytes(dataset, shard, sample)).hexdigest() == sample.sha256
-        assert (sample.num_frames, sample.fps, sample.frame_stride, sample.codec) == (5, 7.5, 4, "h264")
+        assert (sample.num_frames, sample.fps, sample.frame_stride, sample.codec) == (
+            5,
+            7.5,
+            4,
+            "h264",
+        )
         assert (sample.width, sample.height) == (64, 64)
         assert info.classes[sample.label or 0] == sample.source.split("/")[0]
-        assert sample.source_sha256 == hashlib.sha256((videos / sample.source).read_bytes()).hexdigest()
-    assert (info.num_samples, info.num_frames, info.encode["quality"]) == (NUM_VIDEOS, NUM_VIDEOS * 5, 22)
+        assert (
+            sample.source_sha256
+            == hashlib.sha256((videos / sample.source).read_bytes()).hexdigest()
+        )
+    assert (info.num_samples, info.num_frames, info.encode["quality"]) == (
+        NUM_VIDEOS,
+        NUM_VIDEOS * 5,
+        22,
+    )
     assert info.report["class_histogram"] == {"down": 3, "left": 3, "right": 3}
     assert info.report["hours"] == pytest.approx(NUM_VIDEOS * 5 / 7.5 / 3600, rel=1e-3)
     for described in info.shards:
@@ -55,9 +76,13 @@ def test_every_video_is_stored_with_every_fourth_frame(videos: Path, dataset: Pa
 
 def test_other_readers_understand_the_shards(dataset: Path, tmp_path: Path) -> None:
     for shard in read_dataset_info(dataset).shards:
-        with wds2idx.IndexCreator(str(dataset / shard.name), str(tmp_path / "index"), verbose=False) as creator:
+        with wds2idx.IndexCreator(
+            str(dataset / shard.name), str(tmp_path / "index"), verbose=False
+        ) as creator:
             creator.create_index()
-        assert (tmp_path / "index").read_text().startswith(f"v1.2 {shard.num_samples}\n"), "what DALI's reader needs"
+        assert (tmp_path / "index").read_text().startswith(f"v1.2 {shard.num_samples}\n"), (
+            "what DALI's reader needs"
+        )
         read = list(webdataset.WebDataset(str(dataset / shard.name), shardshuffle=False))
         for entry, sample in zip(read, read_samples(dataset, shard), strict=True):
             assert entry["__key__"] == sample.key
@@ -73,7 +98,10 @@ def test_parts_with_several_workers_give_the_same_bytes_and_the_last_one_complet
     for part, late in (("3/3", 1), ("1/3", 2)):
         assert make(videos, tmp_path / "out", *THREE, "--part", part, "--workers", "3") == 0
         assert not (tmp_path / "out" / "dataset.json").exists()
-        assert f"part {part[0]} of 3 is done, part {late} is not; the last part to finish" in capsys.readouterr().out
+        assert (
+            f"part {part[0]} of 3 is done, part {late} is not; the last part to finish"
+            in capsys.readouterr().out
+        )
     assert make(videos, tmp_path / "out", *THREE, "--part", "2/3") == 0
     assert hashes(tmp_path / "out") == hashes(dataset)
 
@@ -85,7 +113,7 @@ def test_a_torn_staged_result_is_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shard_tools.build.write_shard", cut)
+        patch.setattr("adamae.shard_tools.build.write_shard", cut)
         with pytest.raises(KeyboardInterrupt):
             make(videos, tmp_path, *THREE)
     staged = sorted((tmp_path / ".work" / "items").glob("*/*.mp4"))
@@ -109,13 +137,17 @@ def test_new_videos_come_into_new_shards(copied: Path, tmp_path: Path) -> None:
     after = hashes(out)
     assert before.items() <= after.items()
     samples = all_samples(out)
-    assert {s.source for name, s in samples if name not in before} == {p.relative_to(copied).as_posix() for p in late}
+    assert {s.source for name, s in samples if name not in before} == {
+        p.relative_to(copied).as_posix() for p in late
+    }
     assert len(samples) == NUM_VIDEOS
     make(copied, out, *THREE)
     assert hashes(out) == after, "a run with nothing to do changed something"
 
 
-def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(videos: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(
+    videos: Path, tmp_path: Path
+) -> None:
     first, second = sorted(videos.rglob("*.mp4"))[:2]
     (tmp_path / "in").mkdir()
     shutil.copy(first, tmp_path / "in" / "a.mp4")
@@ -149,7 +181,9 @@ def test_a_reject_moves_no_other_video(copied: Path, dataset: Path, tmp_path: Pa
     intact = (copied / broken).read_bytes()
     (copied / broken).write_bytes(intact[: len(intact) // 2])
     make(copied, out, *THREE)
-    expected = [(name, sample.key) for name, sample in all_samples(dataset) if sample.source != broken]
+    expected = [
+        (name, sample.key) for name, sample in all_samples(dataset) if sample.source != broken
+    ]
     assert [(name, sample.key) for name, sample in all_samples(out)] == expected
     assert filecmp.cmp(dataset / "shard-000000.tar", out / "shard-000000.tar", shallow=False)
     # Repaired, it is taken only if asked for.
@@ -200,7 +234,11 @@ def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: P
         return {sample.source for _, sample in all_samples(tmp_path / "out" / name)}
 
     few = tmp_path / "videos"
-    shutil.copytree(videos, few, ignore=lambda folder, names: [name for name in names if name.endswith("_000002.mp4")])
+    shutil.copytree(
+        videos,
+        few,
+        ignore=lambda folder, names: [name for name in names if name.endswith("_000002.mp4")],
+    )
     assert make(few, tmp_path / "out", "--hold-out", "0.4") == 0
     first = sources("validation")
     assert 0 < len(first) < len(first | sources("train")) == len(list(few.rglob("*.mp4")))
@@ -210,14 +248,18 @@ def test_a_share_of_the_files_is_held_out_and_stays_so(videos: Path, tmp_path: P
     assert first <= sources("validation")
     assert not sources("validation") & sources("train")
     assert read_dataset_info(tmp_path / "out/train").classes == ["down", "left", "right"]
-    with pytest.raises(InputError, match=r"down/video_000002\.mp4 has no group by --group-by folder:2"):
+    with pytest.raises(
+        InputError, match=r"down/video_000002\.mp4 has no group by --group-by folder:2"
+    ):
         make(few, tmp_path / "none", "--hold-out", "0.4", "--group-by", "folder:2")
     with pytest.raises(InputError, match="was on both sides of an earlier run"):
         make(few, tmp_path / "out", "--hold-out", "0.4", "--group-by", "name:video")
     assert not (tmp_path / "none").exists()
 
 
-def test_long_videos_are_cut_into_pieces_in_all_shards_without_losing_a_frame(videos: Path, tmp_path: Path) -> None:
+def test_long_videos_are_cut_into_pieces_in_all_shards_without_losing_a_frame(
+    videos: Path, tmp_path: Path
+) -> None:
     options = ["--frame-stride", "2", "--clip-seconds", "0.2", "--samples-per-shard", "5"]
     make(videos, tmp_path / "out", *options)
     assert {shard.num_samples for shard in read_dataset_info(tmp_path / "out").shards} == {4, 5}
@@ -232,20 +274,29 @@ def test_long_videos_are_cut_into_pieces_in_all_shards_without_losing_a_frame(vi
         make(videos, tmp_path / "parts", *options, "--part", part)
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "out")
     make(videos, tmp_path / "parts", *options)
-    assert hashes(tmp_path / "parts") == hashes(tmp_path / "out"), "a run with nothing to do changed something"
+    assert hashes(tmp_path / "parts") == hashes(tmp_path / "out"), (
+        "a run with nothing to do changed something"
+    )
 
 
 def test_fps_chooses_the_stride_per_video(videos: Path, tmp_path: Path) -> None:
     for asked, stride in (("10", 3), ("8", 3), ("11", 2), ("20", 1), ("30.02", 1), ("15.1", 2)):
         make(videos, tmp_path / asked, "--fps", asked)
         found = {(sample.frame_stride, sample.fps) for _, sample in all_samples(tmp_path / asked)}
-        assert found == {(stride, 30 / stride)}, "the largest stride that keeps as many frames a second"
+        assert found == {(stride, 30 / stride)}, (
+            "the largest stride that keeps as many frames a second"
+        )
 
 
 def test_short_videos_are_named_before_they_are_encoded(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = {"": 4, "--clip-seconds 0.1 --frame-stride 2": 2, "--frame-stride 1": None, "--encode copy": None}
+    short = {
+        "": 4,
+        "--clip-seconds 0.1 --frame-stride 2": 2,
+        "--frame-stride 1": None,
+        "--encode copy": None,
+    }
     for options, stride in short.items():
         make(videos, tmp_path / "shards", "--dry-run", *options.split())
         said = capsys.readouterr().err
@@ -257,7 +308,7 @@ def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.M
     def encode_segments(*arguments: object) -> None:
         raise TypeError("open() got an unexpected keyword argument")
 
-    monkeypatch.setattr("shard_tools.work.encode_segments", encode_segments)
+    monkeypatch.setattr("adamae.shard_tools.work.encode_segments", encode_segments)
     (tmp_path / "one.mp4").write_bytes(b"bytes")
     stem = tmp_path / "staged"
     assert process_job(Job(str(tmp_path / "one.mp4"), {stem: Item("one.mp4")}, Settings())) is None
@@ -269,5 +320,10 @@ def test_a_bug_costs_its_video_and_is_told(tmp_path: Path, monkeypatch: pytest.M
 def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:
     text = (dataset / "README.md").read_text()
     assert text.startswith('---\nconfigs:\n- config_name: default\n  data_files: "*.tar"\n---\n')
-    for part in (f"{NUM_VIDEOS} video clips", "h264 (9)", "0. down: 3\n1. left: 3\n2. right: 3", "load_dataset"):
+    for part in (
+        f"{NUM_VIDEOS} video clips",
+        "h264 (9)",
+        "0. down: 3\n1. left: 3\n2. right: 3",
+        "load_dataset",
+    ):
         assert part in text

@@ -10,18 +10,20 @@ import pytest
 from av.video.frame import VideoFrame
 from shard_making import decode, read_frame_number, read_numbers, store, write_video
 
-from pipeline.decoding.sources import decode_frames
-from pipeline.video_error import VideoError
-from shard_tools.codecs import CODECS
-from shard_tools.encoding.encode import StoredVideo
-from shard_tools.encoding.picture import FrameConverter
-from shard_tools.synthetic_videos import draw_frame_number, make_texture
+from adamae.pipeline.decoding.sources import decode_frames
+from adamae.pipeline.video_error import VideoError
+from adamae.shard_tools.codecs import CODECS
+from adamae.shard_tools.encoding.encode import StoredVideo
+from adamae.shard_tools.encoding.picture import FrameConverter
+from adamae.shard_tools.synthetic_videos import draw_frame_number, make_texture
 
 
 def numbered(number: int, width: int = 96, height: int = 64) -> np.ndarray:
     """A smooth picture with its number in the corner, uint8 [height, width, 3]."""
     y, x = np.mgrid[:height, :width]
-    frame = np.stack([40 + 170 * x / width, 40 + 170 * y / height, 200 - 120 * x * y / width / height], axis=2)
+    frame = np.stack(
+        [40 + 170 * x / width, 40 + 170 * y / height, 200 - 120 * x * y / width / height], axis=2
+    )
     frame = frame.astype(np.uint8)
     draw_frame_number(frame, number)
     return frame
@@ -39,7 +41,9 @@ def ffmpegs_rgb(path: Path) -> np.ndarray:
         frame = next(container.decode(video=0))
         size, base = f"{frame.width}x{frame.height}", "1/25"
         tags = f"colorspace={int(frame.colorspace)}:range={int(frame.color_range)}"
-        source = graph.add("buffer", f"video_size={size}:pix_fmt={frame.format.name}:time_base={base}:{tags}")
+        source = graph.add(
+            "buffer", f"video_size={size}:pix_fmt={frame.format.name}:time_base={base}:{tags}"
+        )
         graph.link_nodes(source, graph.add("format", "rgb24"), graph.add("buffersink")).configure()
         graph.push(frame)
         return graph.pull().to_ndarray()
@@ -63,10 +67,14 @@ COLORS = {
 def test_colors_are_those_of_ffmpeg(tmp_path: Path, kind: str, encode: str) -> None:
     codec, pixel_format, context = COLORS[kind]
     options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
-    path = write_video(tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context)
+    path = write_video(
+        tmp_path / "in.mov", [numbered(0)] * 2, codec, pixel_format, options=options, **context
+    )
     expected = ffmpegs_rgb(path).astype(float)
     found = ffmpegs_rgb(stored(path, encode=encode, quality=2).path).astype(float)
-    difference = (found - expected)[16:, 24:]  # below and beside the number, whose edges lose color detail
+    difference = (found - expected)[
+        16:, 24:
+    ]  # below and beside the number, whose edges lose color detail
     assert np.abs(difference.mean(axis=(0, 1))).max() < 2
     assert np.quantile(np.abs(difference), 0.95) <= 4
 
@@ -94,12 +102,16 @@ UPRIGHT = {  # what was done to the picture, and the matrix (a, b, c, d) that un
 @pytest.mark.parametrize("side", [256, 512])
 def test_chroma_is_stored_where_decoders_expect_it(codec: str, place: float, side: int) -> None:
     """Left of the two pixels that share it, or between them where the range is full: what find_siting reads."""
-    at = (2 * np.arange(8, 120) + place + 0.5) * side / 256 - 0.5  # inner chroma samples, in pixels of the source
+    at = (
+        2 * np.arange(8, 120) + place + 0.5
+    ) * side / 256 - 0.5  # inner chroma samples, in pixels of the source
     errors = []
     for first, last in ((0, 211), (211, 0)):  # both ways, so that rounding cancels out
         pixels = np.zeros((side, side, 3), np.uint8)
         pixels[..., 2] = np.linspace(first, last, side).round()
-        stored = FrameConverter(CODECS[codec], 256, None)(VideoFrame.from_ndarray(pixels, format="rgb24"))
+        stored = FrameConverter(CODECS[codec], 256, None)(
+            VideoFrame.from_ndarray(pixels, format="rgb24")
+        )
         u = np.frombuffer(memoryview(stored.planes[1]), np.uint8).reshape(128, -1)[:, 8:120]
         levels = 112 if codec == "h264" else 127.5  # of 128, for the most saturated blue
         errors.append((u - 128 - levels / 255 * np.interp(at, (0, side - 1), (first, last))).mean())
@@ -109,7 +121,9 @@ def test_chroma_is_stored_where_decoders_expect_it(codec: str, place: float, sid
 @pytest.mark.parametrize("kind", UPRIGHT)
 def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     change, matrix = UPRIGHT[kind]
-    path = write_video(tmp_path / "in.mp4", [np.ascontiguousarray(change(numbered(number))) for number in range(5)])
+    path = write_video(
+        tmp_path / "in.mp4", [np.ascontiguousarray(change(numbered(number))) for number in range(5)]
+    )
     patch_display_matrix(path, matrix)
     made = stored(path)
     assert (made.width, made.height) == (96, 64)
@@ -117,7 +131,9 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
     if "turned" in kind:
         assert stored(path, encode="copy").width == 96
     else:
-        with pytest.raises(VideoError, match="mirrored, which copies are not: leave out --encode copy"):
+        with pytest.raises(
+            VideoError, match="mirrored, which copies are not: leave out --encode copy"
+        ):
             stored(path, encode="copy")
 
 
@@ -135,9 +151,13 @@ def test_turned_videos_are_stored_upright(tmp_path: Path, kind: str) -> None:
         ((64, 64), Fraction(1000), (64, 64)),
     ],
 )
-def test_sizes(tmp_path: Path, size: tuple[int, int], aspect: Fraction, expected: tuple[int, int]) -> None:
+def test_sizes(
+    tmp_path: Path, size: tuple[int, int], aspect: Fraction, expected: tuple[int, int]
+) -> None:
     options = {"pixel_format": "yuv444p"} if size[0] % 2 else {}
-    path = write_video(tmp_path / "in.mp4", [numbered(0, *size)] * 2, sample_aspect_ratio=aspect, **options)
+    path = write_video(
+        tmp_path / "in.mp4", [numbered(0, *size)] * 2, sample_aspect_ratio=aspect, **options
+    )
     made = stored(path)
     assert (made.width, made.height) == expected
     assert decode(made.path)[0].shape == (expected[1], expected[0], 3)
@@ -150,7 +170,9 @@ def shown_at(times_ms: list[int], fps: float, stride: int, count: int) -> list[i
 
 
 EVEN = [40 * n for n in range(40)]
-CLOCKS: dict[str, tuple[list[int], float]] = {  # the times of frames in milliseconds, and their rate
+CLOCKS: dict[
+    str, tuple[list[int], float]
+] = {  # the times of frames in milliseconds, and their rate
     "a pause of 8 s": ([time + 8_000 * (time >= 800) for time in EVEN], 25),
     "one of 20 s": ([time + 20_000 * (time >= 800) for time in EVEN], 25),
     "a frame of 60 is missing": ([round(1000 * tick / 60) for tick in range(90) if tick != 33], 60),
@@ -168,7 +190,9 @@ def test_clocks_are_kept(tmp_path: Path, kind: str) -> None:
     """A pause lasts as long: a tick without a frame repeats the last one."""
     times, fps = CLOCKS[kind]
     path = tmp_path / ("in.mp4" if kind == "some of 25 are missing" else "in.mkv")
-    made = stored(write_video(path, map(numbered, range(len(times))), times_ms=times), frame_stride=3)
+    made = stored(
+        write_video(path, map(numbered, range(len(times))), times_ms=times), frame_stride=3
+    )
     assert made.fps == pytest.approx(fps / 3, rel=2e-3)
     assert made.num_frames == -(-(round((times[-1] - times[0]) * fps / 1000) + 1) // 3)
     assert read_numbers(made.path) == shown_at(times, fps, 3, made.num_frames)
@@ -183,13 +207,17 @@ def test_clocks_that_jump_or_begin_again_are_not_believed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("gap", [0, 3])
-def test_a_stream_that_begins_in_a_group_begins_with_its_first_picture(tmp_path: Path, gap: int) -> None:
+def test_a_stream_that_begins_in_a_group_begins_with_its_first_picture(
+    tmp_path: Path, gap: int
+) -> None:
     """With `gap`, three frames are missing later, so that times count."""
     frames = [number for number in range(40) if not 30 <= number < 30 + gap]
     path = write_video(
-        tmp_path / "in.ts", map(numbered, frames), times_ms=[40 * n for n in frames],
+        tmp_path / "in.ts",
+        map(numbered, frames),
+        times_ms=[40 * n for n in frames],
         options={"g": "16", "sc_threshold": "0"},
-    )  # fmt: skip
+    )
     with av.open(str(path)) as container:
         cut = [packet.pos for packet in container.demux(video=0)][6]
     path.write_bytes(path.read_bytes()[cut:])
@@ -206,14 +234,22 @@ def with_exif(jpeg: bytes, orientation: int) -> bytes:
 def jpegs(folder: Path, count: int, orientation: int) -> list[bytes]:
     """Pictures of a camera that stores how it was held: orientation 6 is to be turned right."""
     frames = [np.ascontiguousarray(np.rot90(numbered(n), orientation == 6)) for n in range(count)]
-    path = write_video(folder / "jpegs.avi", frames, "mjpeg", "yuvj420p", options={"qmin": "1", "qmax": "2"})
+    path = write_video(
+        folder / "jpegs.avi", frames, "mjpeg", "yuvj420p", options={"qmin": "1", "qmax": "2"}
+    )
     with av.open(str(path)) as container:
-        return [with_exif(bytes(packet), orientation) for packet in container.demux(video=0) if packet.size]
+        return [
+            with_exif(bytes(packet), orientation)
+            for packet in container.demux(video=0)
+            if packet.size
+        ]
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("encode", ["copy", "h264"])
-def test_motion_jpeg_may_have_exif_and_no_container(tmp_path: Path, encode: str, orientation: int) -> None:
+def test_motion_jpeg_may_have_exif_and_no_container(
+    tmp_path: Path, encode: str, orientation: int
+) -> None:
     path = tmp_path / "in.mjpeg"
     path.write_bytes(b"".join(jpegs(tmp_path, 5, orientation)))
     made = stored(path, encode=encode)
@@ -228,14 +264,24 @@ def joined(folder: Path, *parts: list[np.ndarray]) -> Path:
     with path.open("wb") as file:
         for frames in parts:
             options = {"qmin": "2", "qmax": "2"}
-            part = write_video(folder / "part.mpg", frames, "mpeg2video", options=options, time_base=Fraction(1, 25))
+            part = write_video(
+                folder / "part.mpg",
+                frames,
+                "mpeg2video",
+                options=options,
+                time_base=Fraction(1, 25),
+            )
             file.write(part.read_bytes())
     return path
 
 
 @pytest.mark.parametrize("width", [192, 96])
-def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(tmp_path: Path, width: int) -> None:
-    path = joined(tmp_path, [numbered(n) for n in range(8)], [numbered(n, width, 128) for n in range(8, 16)])
+def test_a_change_of_size_is_scaled_and_a_change_of_shape_refused(
+    tmp_path: Path, width: int
+) -> None:
+    path = joined(
+        tmp_path, [numbered(n) for n in range(8)], [numbered(n, width, 128) for n in range(8, 16)]
+    )
     if width == 96:
         with pytest.raises(VideoError, match="changes shape in the middle"):
             stored(path)
@@ -269,7 +315,9 @@ def test_interlaced_sources_come_out_progressive(tmp_path: Path) -> None:
     options = {"x264-params": "tff=1", "flags": "+ilme+ildct"}
     path = write_video(tmp_path / "in.mp4", frames, options=options)
     assert np.mean([combing(frame) for frame in decode(path)]) > 1.3
-    with pytest.raises(VideoError, match="it is interlaced, which copies stay: leave out --encode copy"):
+    with pytest.raises(
+        VideoError, match="it is interlaced, which copies stay: leave out --encode copy"
+    ):
         stored(path, encode="copy")
     made = stored(path)
     assert np.mean([combing(frame) for frame in decode(made.path)]) < 0.9

@@ -27,17 +27,17 @@ from shard_making import (
 )
 from test_picture import numbered
 
-from common.errors import InputError
-from pipeline.shards.dataset import ShardDataset
-from pipeline.video_error import VideoError
-from pipeline.videos import source_video
-from pipeline.videos.segment import Segment
-from shard_tools import work
-from shard_tools.build import Build, read_rejects
-from shard_tools.encoding import encode
-from shard_tools.encoding.encode import Result, StoredVideo, encode_segments
-from shard_tools.inputs import Item, ItemStore
-from shard_tools.settings import Settings
+from adamae.common.errors import InputError
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.video_error import VideoError
+from adamae.pipeline.videos import source_video
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools import work
+from adamae.shard_tools.build import Build, read_rejects
+from adamae.shard_tools.encoding import encode
+from adamae.shard_tools.encoding.encode import Result, StoredVideo, encode_segments
+from adamae.shard_tools.inputs import Item, ItemStore
+from adamae.shard_tools.settings import Settings
 
 NUM_FRAMES = 90  # at 30 fps
 
@@ -47,10 +47,15 @@ def video(generate) -> Path:
     return generate("--num-frames", str(NUM_FRAMES))
 
 
-def cut(path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")) -> ItemStore:
+def cut(
+    path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")
+) -> ItemStore:
     size = path.stat().st_size
     pairs = zip(segments, labels, strict=False)
-    return collect(Item("a.mp4", str(path), (name,), size, segment=str(segment or "")) for segment, name in pairs)
+    return collect(
+        Item("a.mp4", str(path), (name,), size, segment=str(segment or ""))
+        for segment, name in pairs
+    )
 
 
 def build(inputs: ItemStore, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
@@ -91,10 +96,16 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     opened = Counter[str]()
     read_frames = source_video.read_frames
     for module in (source_video, encode):
-        monkeypatch.setattr(module, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args))
+        monkeypatch.setattr(
+            module, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args)
+        )
     build(cut(video, [*FRAMES, *REJECTED]), tmp_path)
-    assert numbers_of(tmp_path, "segment") == {str(segment): list(frames) for segment, frames in FRAMES.items()}
-    assert read_rejects(tmp_path) == {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
+    assert numbers_of(tmp_path, "segment") == {
+        str(segment): list(frames) for segment, frames in FRAMES.items()
+    }
+    assert read_rejects(tmp_path) == {
+        f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()
+    }
     assert opened["video"] == 1 + len(FRAMES), "it is decoded once for all, and what is stored"
     for _, sample in all_samples(tmp_path):
         assert sample.source == "a.mp4"
@@ -104,20 +115,40 @@ def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     with pytest.raises(InputError, match="--encode copy keeps whole videos"):
         build(cut(video, [Segment(0, 1)]), tmp_path / "copy", encode="copy")
     assert not list((tmp_path / "copy").rglob("*.tar"))
-    build(cut(video, [Segment(3, 20, True), Segment(4, 19, True)]), tmp_path / "stride", frame_stride=4)
+    build(
+        cut(video, [Segment(3, 20, True), Segment(4, 19, True)]),
+        tmp_path / "stride",
+        frame_stride=4,
+    )
     found = numbers_of(tmp_path / "stride", "segment")
-    assert found == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}, "counted from its start"
+    assert found == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}, (
+        "counted from its start"
+    )
 
 
-def test_equal_and_overlapping_segments_are_kept(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard_tools.encoding.encode.MAX_OPEN", 2)
+def test_equal_and_overlapping_segments_are_kept(
+    video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adamae.shard_tools.encoding.encode.MAX_OPEN", 2)
     segments = [Segment(0, 1), Segment(0, 1), Segment(0, 2), Segment(0, 1), None, Segment(0.1, 2.9)]
     build(cut(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
     found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
-    assert found == {"": (0,), "t=0,1": (0,), "t=0,1;2": (0,), "t=0,1;3": (1,), "t=0,2": (0,), "t=0.1,2.9": (0,)}
+    assert found == {
+        "": (0,),
+        "t=0,1": (0,),
+        "t=0,1;2": (0,),
+        "t=0,1;3": (1,),
+        "t=0,2": (0,),
+        "t=0.1,2.9": (0,),
+    }
     assert {name: len(frames) for name, frames in numbers_of(tmp_path, "segment").items()} == {
-        "": 90, "t=0,1": 30, "t=0,1;2": 30, "t=0,1;3": 30, "t=0,2": 60, "t=0.1,2.9": 84,
-    }  # fmt: skip
+        "": 90,
+        "t=0,1": 30,
+        "t=0,1;2": 30,
+        "t=0,1;3": 30,
+        "t=0,2": 60,
+        "t=0.1,2.9": 84,
+    }
     assert len({sample.key for _, sample in all_samples(tmp_path)}) == 6
 
 
@@ -146,7 +177,9 @@ def test_interruptions_and_additions_change_nothing(
     build(inputs, tmp_path / "stopped", samples_per_shard=3)
     assert made.total() == 13, "finished segments are kept"
     assert hashes(tmp_path / "stopped") == hashes(tmp_path / "whole")
-    before = {name: data for name, data in hashes(tmp_path / "whole").items() if name.startswith("shard-")}
+    before = {
+        name: data for name, data in hashes(tmp_path / "whole").items() if name.startswith("shard-")
+    }
     inputs.add([Item("a.mp4", str(video), ("run",), video.stat().st_size, segment="t=1,1.2")])
     build(inputs, tmp_path / "whole", samples_per_shard=3)
     assert before.items() <= hashes(tmp_path / "whole").items()
@@ -155,7 +188,9 @@ def test_interruptions_and_additions_change_nothing(
 
 def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
     patterns = {"run/1": "{:05d}.jpg", "run/2": "img_{:05d}.jpg", "walk/100%d": "frame_{:010d}.jpg"}
-    patterns |= {"walk/4": "50%-{}.png"} | dict.fromkeys(("run/hole", "run/mixed", "run/named"), "{:05d}.jpg")
+    patterns |= {"walk/4": "50%-{}.png"} | dict.fromkeys(
+        ("run/hole", "run/mixed", "run/named"), "{:05d}.jpg"
+    )
     for name, pattern in patterns.items():
         (tmp_path / "in" / name).mkdir(parents=True)
         for number, frame in enumerate(decode(video)[:12], 1):
@@ -164,7 +199,9 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
     (folder / "hole/00005.jpg").unlink()
     Image.new("RGB", (80, 64)).save(folder / "mixed/00007.jpg")
     (folder / "named/00001.jpg").rename(folder / "named/x1.jpg")
-    with pytest.raises(InputError, match="is a folder of frames, which does not say their rate: give --fps"):
+    with pytest.raises(
+        InputError, match="is a folder of frames, which does not say their rate: give --fps"
+    ):
         make(tmp_path / "in", tmp_path / "out")
     assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label-column", "folder") == 0
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
@@ -191,7 +228,9 @@ def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: P
     found = numbers_of(tmp_path, "segment")
     assert found == {segment: list(pieces[segment]) for segment in found}
     (late,) = pieces.keys() - found
-    assert read_rejects(tmp_path) == {f"a.mp4#{late}": "it made no progress for 9 seconds: raise --timeout"}
+    assert read_rejects(tmp_path) == {
+        f"a.mp4#{late}": "it made no progress for 9 seconds: raise --timeout"
+    }
 
 
 def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) -> None:
@@ -211,7 +250,10 @@ NUM_NOISE, GROUP = 150, 30
 
 def store(path: Path, *segments: Segment) -> dict[str, Result]:
     """What becomes of segments, or of the whole."""
-    stems = {path.with_name(f"part{number}"): segment for number, segment in enumerate(segments or [None])}
+    stems = {
+        path.with_name(f"part{number}"): segment
+        for number, segment in enumerate(segments or [None])
+    }
     results = encode_segments(path, stems, Settings(frame_stride=1, quality=4, short_side=64))
     return {str(stems[stem] or ""): result for stem, result in results}
 
@@ -238,7 +280,9 @@ def damage_packet(path: Path) -> None:
 def test_far_segments_are_sought_and_kept_beside_a_bad_packet(
     container: str, b_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_noise(tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)})
+    path = write_noise(
+        tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)}
+    )
     decoded = Counter[str]()
     read_frames = source_video.read_frames
 
@@ -251,8 +295,12 @@ def test_far_segments_are_sought_and_kept_beside_a_bad_packet(
         monkeypatch.setattr(module, "read_frames", count)
     wanted = [range(133, 138), range(2, 7), range(65, 70), range(67, 72)]
     found = store(path, *(Segment(frames.start, frames.stop, in_frames=True) for frames in wanted))
-    assert [numbers(found[f"frames={frames.start},{frames.stop}"]) for frames in wanted] == [[*it] for it in wanted]
-    has_times = not (container == "avi" and b_frames)  # of display: what has none is decoded from the start
+    assert [numbers(found[f"frames={frames.start},{frames.stop}"]) for frames in wanted] == [
+        [*it] for it in wanted
+    ]
+    has_times = not (
+        container == "avi" and b_frames
+    )  # of display: what has none is decoded from the start
     assert decoded[str(path)] <= (90 if has_times else 150)
 
     damage_packet(path)

@@ -10,21 +10,37 @@ import msgspec
 import pytest
 from shard_making import collect, hashes, make
 
-from common.errors import InputError
-from shard_tools.build import read_rejects
-from shard_tools.inputs import Item, TarMember
-from shard_tools.inputs.item_store import shuffle_key
-from shard_tools.plan import Plan, assign_shards, save_plan
-from shard_tools.settings import Settings
-from shard_tools.temp_table import TempTable
+from adamae.common.errors import InputError
+from adamae.shard_tools.build import read_rejects
+from adamae.shard_tools.inputs import Item, TarMember
+from adamae.shard_tools.inputs.item_store import shuffle_key
+from adamae.shard_tools.plan import Plan, assign_shards, save_plan
+from adamae.shard_tools.settings import Settings
+from adamae.shard_tools.temp_table import TempTable
 
-NAMES = ["a.mp4", "B.mp4", "é.mp4", "e\u0301.mp4", "\udcff.mp4", "\uffff.mp4", "\U0001f3a5.mp4", "a.mp4 ", "a/b.mp4"]
+NAMES = [
+    "a.mp4",
+    "B.mp4",
+    "é.mp4",
+    "e\u0301.mp4",
+    "\udcff.mp4",
+    "\uffff.mp4",
+    "\U0001f3a5.mp4",
+    "a.mp4 ",
+    "a/b.mp4",
+]
 LAST = "\U0001f3a6.mp4"
 
 
-def test_sources_come_complete_and_in_the_order_of_their_characters_those_that_are_not_utf_8_last() -> None:
-    items = [Item(name, os.path.join("/in", name), ("x",), number) for number, name in enumerate(NAMES)]
-    inputs = collect([Item(LAST, member := TarMember("a.tar", 512, 9, "a"), ("x",), 9), *reversed(items)])
+def test_sources_come_complete_and_in_the_order_of_their_characters_those_that_are_not_utf_8_last() -> (
+    None
+):
+    items = [
+        Item(name, os.path.join("/in", name), ("x",), number) for number, name in enumerate(NAMES)
+    ]
+    inputs = collect(
+        [Item(LAST, member := TarMember("a.tar", 512, 9, "a"), ("x",), 9), *reversed(items)]
+    )
     known = [*items, Item(LAST, member, ("x",), 9)]
     assert list(inputs) == sorted(known, key=lambda item: ("\udcff" in item.source, item.source))
     assert len(inputs) == len(items) + 1
@@ -36,7 +52,9 @@ def shard(items: list[Item], **settings: object) -> list[list[Item]]:
     counts, videos = assign_shards(collect(items), Settings(**settings))  # type: ignore[arg-type]
     shards: dict[str, list[Item]] = {}
     for item in sorted(chain(*videos), key=attrgetter("position")):
-        shards.setdefault(item.shard, []).append(msgspec.structs.replace(item, shard="", position=0))
+        shards.setdefault(item.shard, []).append(
+            msgspec.structs.replace(item, shard="", position=0)
+        )
     assert list(shards) == [f"shard-{number:06d}.tar" for number in range(len(shards))]
     assert counts == {name: len(items) for name, items in shards.items()}
     return list(shards.values())
@@ -54,14 +72,20 @@ def test_shards_have_equal_counts(count: int, expected: int) -> None:
 
 
 def test_the_shuffle_is_global_and_depends_on_names_pieces_and_seed_alone() -> None:
-    pieces = [Item(name, name, None, 5, segment=f"t={piece},{piece + 1}") for name in NAMES for piece in range(3)]
+    pieces = [
+        Item(name, name, None, 5, segment=f"t={piece},{piece + 1}")
+        for name in NAMES
+        for piece in range(3)
+    ]
     found = [item.name for item in chain(*shard(pieces, seed=7, samples_per_shard=1))]
     assert found == sorted(found, key=lambda name: shuffle_key(name, 7))
     items = numbered(1000)
     first, again, other = shard(items), shard(items[::-1]), shard(items, seed=1)
     assert first == again
     assert first != other
-    assert sorted(chain(*first), key=attrgetter("source")) == sorted(chain(*other), key=attrgetter("source"))
+    assert sorted(chain(*first), key=attrgetter("source")) == sorted(
+        chain(*other), key=attrgetter("source")
+    )
     assert min(len({item.label for item in items}) for items in first) == 10
 
 
@@ -80,7 +104,9 @@ def test_memory_of_planning_hardly_grows_with_the_sources(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"source": "a.mp4"}', b"\xff"])
 def test_damaged_rejects_and_plans_are_named(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "rejected.jsonl").write_bytes(b'{"source": "a.mp4", "reason": "empty"}\n' + line + b"\n")
+    (tmp_path / "rejected.jsonl").write_bytes(
+        b'{"source": "a.mp4", "reason": "empty"}\n' + line + b"\n"
+    )
     (tmp_path / "plan.jsonl").write_bytes(line + b"\n")
     with pytest.raises(InputError, match=r"rejected\.jsonl is damaged"):
         read_rejects(tmp_path)
@@ -98,11 +124,18 @@ def test_a_full_temporary_disk_is_explained_and_nothing_is_lost(
     create = TempTable.__init__
 
     def create_small(self: TempTable, schema: str) -> None:
-        create(self, f"PRAGMA max_page_count = 8; {schema}" if "CREATE TABLE items (source" in schema else schema)
+        create(
+            self,
+            f"PRAGMA max_page_count = 8; {schema}"
+            if "CREATE TABLE items (source" in schema
+            else schema,
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(TempTable, "__init__", create_small)
-        with pytest.raises(InputError, match=r"\(database or disk is full\): free some space, or set SQLITE_TMPDIR"):
+        with pytest.raises(
+            InputError, match=r"\(database or disk is full\): free some space, or set SQLITE_TMPDIR"
+        ):
             make(folder, tmp_path / "out", "--encode", "copy")
     assert not (tmp_path / "out" / "dataset.json").exists()
     for name in ("out", "other"):

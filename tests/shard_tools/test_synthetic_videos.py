@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from shard_making import decode, hashes, read_frame_number
 
-from common.errors import InputError
-from shard_tools import synthetic_videos
-from shard_tools.synthetic_videos import DIRECTIONS, draw_directions
+from adamae.common.errors import InputError
+from adamae.shard_tools import synthetic_videos
+from adamae.shard_tools.synthetic_videos import DIRECTIONS, draw_directions
 
 SIDE, NUM_FRAMES = 48, 32
 
@@ -39,9 +39,19 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["--classes northwest", "--num-frames 0", "--num-videos 0", "--seed -1", "--size 32", "--size 49"]
+    "options",
+    [
+        "--classes northwest",
+        "--num-frames 0",
+        "--num-videos 0",
+        "--seed -1",
+        "--size 32",
+        "--size 49",
+    ],
 )
-def test_impossible_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str) -> None:
+def test_impossible_options_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
     with pytest.raises((InputError, SystemExit)) as refused:
         synthetic_videos.main([str(tmp_path / "out"), *options.split()])
     assert options.split()[0] in f"{refused.value} {capsys.readouterr().err.splitlines()[-1:]}"
@@ -70,12 +80,21 @@ def test_boxes_cover_all_that_changes_and_say_how_far_it_moves(name: str) -> Non
             ]  # those that no border cuts
             if len(whole[0]) == len(whole[1]) > 0:
                 moved = whole[1][:, :4] - whole[0][:, :4]
-                assert np.abs(moved - np.tile(whole[0][:, 4:], 2)).max() <= 1, "rounded to pixels twice"
+                assert np.abs(moved - np.tile(whole[0][:, 4:], 2)).max() <= 1, (
+                    "rounded to pixels twice"
+                )
                 compared += len(moved)
     assert compared > 20
 
 
 def test_a_sidecar_says_what_moves(generate: Callable[..., Path]) -> None:
-    truth = json.loads(generate("--size", "96", "--num-frames", "30").with_suffix(".motion.json").read_text())
-    assert (truth["width"], truth["height"], truth["num_frames"], truth["class"]) == (96, 96, 30, "right")
+    truth = json.loads(
+        generate("--size", "96", "--num-frames", "30").with_suffix(".motion.json").read_text()
+    )
+    assert (truth["width"], truth["height"], truth["num_frames"], truth["class"]) == (
+        96,
+        96,
+        30,
+        "right",
+    )
     assert len(truth["moving_boxes"]) == 30

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from shard_making import hashes, list_segments, make, make_folder, run_here
 
-from common.errors import InputError
-from shard_tools import make_shards
-from shard_tools.workers import ENGINES, Processes, RayCluster, run_jobs
+from adamae.common.errors import InputError
+from adamae.shard_tools import make_shards
+from adamae.shard_tools.workers import ENGINES, Processes, RayCluster, run_jobs
 
 
 def act(job: str) -> str:
@@ -54,10 +54,14 @@ def test_leaving_early_ends_all_workers() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_starts_when_all_is_over_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Pebble first removes the semaphores that it opens, and then ends the workers, one after another."""
     script, before = tmp_path / "python", multiprocessing.spawn.get_executable()
-    late = 'mkdir "$0.first" 2>/dev/null || { until [ -e "$0.over" ]; do sleep .05; done; sleep 1; }'
+    late = (
+        'mkdir "$0.first" 2>/dev/null || { until [ -e "$0.over" ]; do sleep .05; done; sleep 1; }'
+    )
     script.write_text(f'#!/bin/sh\n{late}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
     multiprocessing.resource_tracker.ensure_running()
@@ -77,7 +81,7 @@ def test_a_worker_that_starts_when_all_is_over_says_nothing(tmp_path: Path, capf
 
 RUN = """
 import threading, time
-from shard_tools.workers import Processes, run_jobs
+from adamae.shard_tools.workers import Processes, run_jobs
 threading.Thread(target=time.sleep, args=[60], daemon=True).start()  # takes signals that the main thread blocks
 print("ready", flush=True)
 for job, result in run_jobs(Processes, len, ["a"] * 100_000, 2, 60):
@@ -88,9 +92,15 @@ for job, result in run_jobs(Processes, len, ["a"] * 100_000, 2, 60):
 @pytest.mark.parametrize("after_s", [0.01, 0.02, 0.3])
 def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
-    )  # fmt: skip
+        [sys.executable, "-c", RUN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # which a shell's background jobs ignore
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(after_s)
@@ -106,9 +116,15 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow  # 30 s: two clusters start
-def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(workers: None, videos: Path, tmp_path: Path) -> None:
+def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(
+    workers: None, videos: Path, tmp_path: Path
+) -> None:
     segments = list_segments(videos, tmp_path / "list.json")
-    ways = {"one": [], "processes": ["--workers", "2"], "ray": ["--workers", "2", "--engine", "ray"]}
+    ways = {
+        "one": [],
+        "processes": ["--workers", "2"],
+        "ray": ["--workers", "2", "--engine", "ray"],
+    }
     parts = {f"parts {number}": ["--part", f"{number}/2"] for number in (2, 1)}
     for inputs, name in ((videos, "whole"), (segments, "segments")):
         for way, options in (ways | parts).items():
@@ -122,7 +138,9 @@ def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(workers: None, vi
 def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
     from ray import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which the cluster's processes cannot import
+    cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # which the cluster's processes cannot import
     results = dict(run_jobs(RayCluster, act, ["a", "crash", "b"], 2, 60))
     results |= dict(run_jobs(RayCluster, act, ["hang"], 2, 5))
     died = "the process that worked on it died, or made no progress for {} seconds"
@@ -133,11 +151,22 @@ CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 OPTIONS = {
     "copied": ["--encode", "copy", "--samples-per-shard", "2"],
     "segments": ["--samples-per-shard", "4", "--frame-stride", "3", "--preset", "ultrafast"],
-    "in pieces": ["--samples-per-shard", "3", "--frame-stride", "3", "--clip-seconds", "0.3", "--preset", "ultrafast"],
+    "in pieces": [
+        "--samples-per-shard",
+        "3",
+        "--frame-stride",
+        "3",
+        "--clip-seconds",
+        "0.3",
+        "--preset",
+        "ultrafast",
+    ],
 }
 
 
-def test_killed_with_its_workers_left_alone(workers: None, videos: Path, dataset: Path, tmp_path: Path) -> None:
+def test_killed_with_its_workers_left_alone(
+    workers: None, videos: Path, dataset: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, make_shards.__file__, str(videos), str(tmp_path / "out")]
     command += ["--samples-per-shard", "3", "--workers", "2", "--max-rejects", "1"]
     # In the middle of the first shard, and after it.
@@ -160,7 +189,9 @@ def run(killed_before: int, videos: Path, folder: Path, options: list[str]) -> b
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal left
-            opens_to_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+            opens_to_write = (
+                event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+            )
             if event in CHANGES or opens_to_write:
                 left -= 1
                 if left == 0:
@@ -185,7 +216,9 @@ def kill_before_changes(videos: Path, folder: Path, options: list[str], each: bo
     assert run(0, videos, folder / "whole", options)
     expected = hashes(folder / "whole")
     number = 1
-    while not run(number, videos, out := folder / str(number * each), options) and (each or number < 60):
+    while not run(number, videos, out := folder / str(number * each), options) and (
+        each or number < 60
+    ):
         if each:
             assert run(0, videos, out, options)
             assert hashes(out) == expected, f"killed before change {number}"
@@ -211,10 +244,16 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = [pytest.param(options, True, marks=pytest.mark.slow) for options in ("copied", "segments")]  # three minutes
+SLOW = [
+    pytest.param(options, True, marks=pytest.mark.slow) for options in ("copied", "segments")
+]  # three minutes
 
 
 @pytest.mark.parametrize(("options", "each"), [*((options, False) for options in OPTIONS), *SLOW])
-def test_killed_before_changes_of_the_disk(few: Path, tmp_path: Path, options: str, each: bool) -> None:
+def test_killed_before_changes_of_the_disk(
+    few: Path, tmp_path: Path, options: str, each: bool
+) -> None:
     videos = few / "list.json" if options == "segments" else few
-    assert in_clean_process(kill_before_changes, videos, tmp_path, OPTIONS[options], each) >= 30 * each
+    assert (
+        in_clean_process(kill_before_changes, videos, tmp_path, OPTIONS[options], each) >= 30 * each
+    )

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny import write_random_teacher
 
-from benchmarks.harness import ROOT
-from benchmarks.step import measure_config
-from model.config import ModelConfig
-from training.accounting import (
+from adamae.benchmarks.harness import ROOT
+from adamae.benchmarks.step import measure_config
+from adamae.model.config import ModelConfig
+from adamae.training.accounting import (
     CUBLAS_BYTES,
     CUBLAS_THREADS,
     LiveBytes,
@@ -23,16 +23,20 @@ from training.accounting import (
     column_sum_workspace,
     predict,
 )
-from training.config import parse
-from training.numerics import numerics
-from training.timing import PretrainingStep, noise_clip
+from adamae.training.config import parse
+from adamae.training.numerics import numerics
+from adamae.training.timing import PretrainingStep, noise_clip
 
 CPU = torch.device("cpu")
-TINY = ModelConfig("tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1)
+TINY = ModelConfig(
+    "tiny", num_frames=4, image_size=64, mask_ratio=0.75, encoder_depth=1, decoder_depth=1
+)
 
 
 @pytest.mark.parametrize("target", ["pixels", "teacher"])
-def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(target: str, tmp_path: Path) -> None:
+def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(
+    target: str, tmp_path: Path
+) -> None:
     config, live = TINY, LiveBytes("weights")
     if target == "teacher":
         config = replace(TINY, target="teacher", teacher=write_random_teacher(TINY, tmp_path))
@@ -49,10 +53,14 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(target: 
 
 def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
     """Flash attention's, worked out by hand: 70 rows of 40 values are 128 of 64, in fp32, beside a sum for each row."""
-    assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 64)
+    assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (
+        1 + 64
+    )
     # A gradient for each of 22 groups of 6 heads that keep 132 multiprocessors busy.
     with numerics(parse(["data.shards=s", "deterministic=true"])):
-        assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (1 + 22 * 64)
+        assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (
+            1 + 22 * 64
+        )
     on_gpu, on_cpu = (LiveBytes("now", on_gpu=where) for where in (True, False))
     q, k, v = (torch.randn(1, 2, 300, 32, requires_grad=True) for _ in range(3))
     for live in (on_gpu, on_cpu):
@@ -70,8 +78,16 @@ def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
 
 def test_the_room_of_a_column_sum_is_what_pytorchs_allocator_gave_it() -> None:
     """In MiB, by torch 2.11 and 2.15 on the stand-in for CUDA."""
-    measured = {(23840, 1536): 132, (23840, 384): 70, (1248, 768): 7.5, (1248, 3072): 30, (25088, 768): 132}
-    assert {shape: column_sum_workspace(*shape) / 2**20 for shape in measured} == pytest.approx(measured, rel=1e-3)
+    measured = {
+        (23840, 1536): 132,
+        (23840, 384): 70,
+        (1248, 768): 7.5,
+        (1248, 3072): 30,
+        (25088, 768): 132,
+    }
+    assert {shape: column_sum_workspace(*shape) / 2**20 for shape in measured} == pytest.approx(
+        measured, rel=1e-3
+    )
     assert column_sum_workspace(64, 768) == 0, "a block sums a column"
 
 
@@ -93,14 +109,16 @@ def test_gradients_in_buckets_are_there_all_the_time() -> None:
 )
 def test_the_predicted_step_of_vit_base(changes: dict[str, Any], gib: float, flops: float) -> None:
     program = f"""
-from training.accounting import count_flops, predict
-from model.config import ModelConfig
+from adamae.training.accounting import count_flops, predict
+from adamae.model.config import ModelConfig
 config = ModelConfig(**{changes})
 print(sum(predict(config, 16).values()) / 2**30, count_flops(config, 16))
 """
     # In a process without Triton's interpreter, in which kernels need real memory and so cannot be predicted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True
+    )
     found = [float(word) for word in done.stdout.split()]
     cublas = CUBLAS_THREADS * CUBLAS_BYTES / 2**30  # before torch 2.15
     assert found == pytest.approx([gib + cublas, flops], rel=0.005)
@@ -111,4 +129,6 @@ print(sum(predict(config, 16).values()) / 2**30, count_flops(config, 16))
 def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
     measured = measure_config(config, 16, 2, torch.device("cuda"))["peak_memory_gib"]
-    assert sum(predict(config, 16).values()) / 2**30 == pytest.approx(measured, rel=0.02)  # with what kernels allocate
+    assert sum(predict(config, 16).values()) / 2**30 == pytest.approx(
+        measured, rel=0.02
+    )  # with what kernels allocate

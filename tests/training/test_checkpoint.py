@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import nn
 
-from common.atomic_io import write_text
-from common.errors import InputError
-from pipeline.config import DataConfig
-from training import checkpoint, run_dir
-from training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint
-from training.config import TrainConfig, to_yaml
-from training.distributed import Distributed
-from training.failures import DivergedError
-from training.optimizer import update
-from training.run_dir import BackgroundWriter, RunDir
+from adamae.common.atomic_io import write_text
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.training import checkpoint, run_dir
+from adamae.training.checkpoint import TrainState, list_checkpoints, load_file, save_checkpoint
+from adamae.training.config import TrainConfig, to_yaml
+from adamae.training.distributed import Distributed
+from adamae.training.failures import DivergedError
+from adamae.training.optimizer import update
+from adamae.training.run_dir import BackgroundWriter, RunDir
 
 STATE = TrainState(step=1, global_batch=16, dataset="these")
 SECONDS = 20  # after which what should happen has not
@@ -34,7 +34,10 @@ class Small:
     """A model and an optimizer that are made and saved in no time, and their run directory."""
 
     def __init__(self, path: Path) -> None:
-        self.run = RunDir(TrainConfig(DataConfig(shards="s"), run=str(path), keep_checkpoints=2), Distributed("cpu"))
+        self.run = RunDir(
+            TrainConfig(DataConfig(shards="s"), run=str(path), keep_checkpoints=2),
+            Distributed("cpu"),
+        )
         write_text(path / "config.yaml", to_yaml(self.run.config))
         self.folder = self.run.checkpoints
         self.model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
@@ -51,7 +54,9 @@ class Small:
 
     def write(self, step: int) -> Path:
         modules = {"model": self.model.state_dict()}
-        return save_checkpoint(self.folder, replace(STATE, step=step), modules, self.optimizer.state_dict(), {})
+        return save_checkpoint(
+            self.folder, replace(STATE, step=step), modules, self.optimizer.state_dict(), {}
+        )
 
     def load(self) -> TrainState:
         """As a run does with its newest checkpoint."""
@@ -109,31 +114,54 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"step": [
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        *((lambda folder, name=name: flip_bit(folder / name), f"{name} has changed") for name in (WEIGHTS, MOMENTS)),
-        *((lambda folder, name=name: (folder / name).unlink(), f"{name} is missing")
-          for name in (WEIGHTS, MOMENTS, "train_state.json")),
+        *(
+            (lambda folder, name=name: flip_bit(folder / name), f"{name} has changed")
+            for name in (WEIGHTS, MOMENTS)
+        ),
+        *(
+            (lambda folder, name=name: (folder / name).unlink(), f"{name} is missing")
+            for name in (WEIGHTS, MOMENTS, "train_state.json")
+        ),
         (become_a_file, "Not a directory"),
         *((write_state(content), "is damaged") for content in NO_STATES),
         (edit(lambda manifest: manifest.pop("global_batch")), "is damaged.*global_batch"),
-        *((edit(lambda manifest, step=step: manifest.update(step=step)), "is damaged")
-          for step in ("5", -5, 0, 2.5, math.nan, None, True)),
-        *((edit(lambda manifest, step=step: manifest.update(step=step)), f"is of step {step}")
-          for step in (10**12, 1)),
-        *((edit(lambda manifest, sha256=sha256: manifest.update(sha256=sha256)), "is damaged")
-          for sha256 in ({"../config.yaml": "0" * 64}, {WEIGHTS: "0"}, {WEIGHTS: 1}, 3, ["a"])),
+        *(
+            (edit(lambda manifest, step=step: manifest.update(step=step)), "is damaged")
+            for step in ("5", -5, 0, 2.5, math.nan, None, True)
+        ),
+        *(
+            (edit(lambda manifest, step=step: manifest.update(step=step)), f"is of step {step}")
+            for step in (10**12, 1)
+        ),
+        *(
+            (edit(lambda manifest, sha256=sha256: manifest.update(sha256=sha256)), "is damaged")
+            for sha256 in ({"../config.yaml": "0" * 64}, {WEIGHTS: "0"}, {WEIGHTS: 1}, 3, ["a"])
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, two, damage, said):
     damage(two)
-    with pytest.raises(InputError, match=f"step-00000002 cannot be loaded .*{said}.*to resume from step-00000001$"):
+    with pytest.raises(
+        InputError, match=f"step-00000002 cannot be loaded .*{said}.*to resume from step-00000001$"
+    ):
         small.load()
 
 
 def test_only_the_newest_are_kept_and_strays_do_not_count(small, two):
-    strays = ["step-backup", "step-00000001 (copy)", "step-3", "step--0000005", "step-٣", "step-00000000"]
+    strays = [
+        "step-backup",
+        "step-00000001 (copy)",
+        "step-3",
+        "step--0000005",
+        "step-٣",
+        "step-00000000",
+    ]
     for name in strays:
         shutil.copytree(two, small.folder / name)
-    assert [path.name for path in list_checkpoints(small.folder)] == ["step-00000001", "step-00000002"]
+    assert [path.name for path in list_checkpoints(small.folder)] == [
+        "step-00000001",
+        "step-00000002",
+    ]
     with small.run:
         small.save(10)
     assert set(small.saved()) == {*strays, "step-00000002", "step-00000010"}
@@ -164,7 +192,9 @@ def test_a_disk_that_fails_stops_the_run_and_leaves_the_older_checkpoint(small, 
 
 def test_training_continues_and_what_is_saved_is_of_the_step(small, monkeypatch):
     gate, write = threading.Event(), run_dir.save_checkpoint
-    monkeypatch.setattr(run_dir, "save_checkpoint", lambda *given: (gate.wait(SECONDS), write(*given)))
+    monkeypatch.setattr(
+        run_dir, "save_checkpoint", lambda *given: (gate.wait(SECONDS), write(*given))
+    )
     before = {name: value.clone() for name, value in small.model.state_dict().items()}
     moment = small.optimizer.state[small.model[0].weight]["exp_avg"].clone()
     with small.run:
@@ -206,6 +236,9 @@ def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
 def test_a_run_directory_is_one_jobs_at_a_time(small, tmp_path):
     with small.run:
         small.save(1)
-        with pytest.raises(InputError, match="is locked by another training job"), Small(tmp_path / "run").run:
+        with (
+            pytest.raises(InputError, match="is locked by another training job"),
+            Small(tmp_path / "run").run,
+        ):
             pytest.fail("two jobs")
     assert small.saved() == ["step-00000001"]

@@ -12,26 +12,31 @@ from made_videos import encode, write_shards
 from runs import is_same, load_weights, read_rows
 from safetensors.torch import load_file
 
-from common.errors import InputError
-from evaluate import evaluate, parse_arguments
-from model.classifier import Probe, VideoClassifier
-from model.config import ModelConfig
-from model.weights.find_weights import find_file
-from model.weights.load_model import load_encoder
-from model.weights.pretrained import make_metadata, save
-from model.weights.tensor_files import read_state_dict
-from pipeline.loader import Batch
-from pipeline.shards.dataset import ShardDataset
-from train import train
-from training import distributed
-from training.config import TrainConfig, parse
-from training.distributed import Distributed
-from training.optimizer import make_optimizer, update
-from training.tasks import classification
-from training.tasks.classification import Classification
+from adamae.common.errors import InputError
+from adamae.evaluate import evaluate, parse_arguments
+from adamae.model.classifier import Probe, VideoClassifier
+from adamae.model.config import ModelConfig
+from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.load_model import load_encoder
+from adamae.model.weights.pretrained import make_metadata, save
+from adamae.model.weights.tensor_files import read_state_dict
+from adamae.pipeline.loader import Batch
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.train import train
+from adamae.training import distributed
+from adamae.training.config import TrainConfig, parse
+from adamae.training.distributed import Distributed
+from adamae.training.optimizer import make_optimizer, update
+from adamae.training.tasks import classification
+from adamae.training.tasks.classification import Classification
 
 SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75)
-PLAIN = ["finetune.mixup=0", "finetune.cutmix=0", "finetune.label_smoothing=0", "finetune.drop_path=0"]
+PLAIN = [
+    "finetune.mixup=0",
+    "finetune.cutmix=0",
+    "finetune.label_smoothing=0",
+    "finetune.drop_path=0",
+]
 
 
 @pytest.fixture
@@ -54,7 +59,9 @@ def make_task(config: TrainConfig) -> Classification:
 def make_batch(first: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(first)
     clip = torch.randint(0, 256, (4, 4, 32, 32, 3), dtype=torch.uint8, generator=generator)
-    return Batch(clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4)))
+    return Batch(
+        clip, torch.tensor([0, 1, 0, 1]), ["a", "b", "c", "d"], list(range(first, first + 4))
+    )
 
 
 EVALUATED = tuple(f"evaluation/{name}" for name in ("top1", "nll", "pixel_top1", "majority_top1"))
@@ -70,18 +77,27 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
     """It has made each evaluation once, also one before which it was stopped. The best weights are kept with all that
     an evaluation needs; the average is what the run stands for."""
     made = config(
-        f"task={task}", "finetune.ema_decay=0.5", "evaluation.every=3", f"evaluation.shards={synthetic_shards}"
+        f"task={task}",
+        "finetune.ema_decay=0.5",
+        "evaluation.every=3",
+        f"evaluation.shards={synthetic_shards}",
     )
     train(made)
     run = Path(made.run)
     whole = [load_weights(run, name=name) for name in ("model", "average")]
     metrics = read_metrics(made)
-    assert [(step, name) for step, name, _ in metrics if name in EVALUATED] == list(product((3, 6), sorted(EVALUATED)))
+    assert [(step, name) for step, name, _ in metrics if name in EVALUATED] == list(
+        product((3, 6), sorted(EVALUATED))
+    )
     for stopped_at in (6, 3):
         train(made)
         assert read_metrics(made) == metrics, "done twice"
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        early = [line for line in lines if json.loads(line)["step"] < stopped_at or "evaluation" not in line]
+        early = [
+            line
+            for line in lines
+            if json.loads(line)["step"] < stopped_at or "evaluation" not in line
+        ]
         (run / "metrics.jsonl").write_text("".join(early))
         if stopped_at == 3:
             shutil.rmtree(run / "checkpoints/step-00000006")
@@ -94,7 +110,9 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
     assert find_file(run) == find_file(last) == last / "average.safetensors"
     metadata = read_state_dict(run / "checkpoints/best/model.safetensors")[1]
     scores = json.loads(metadata["scores"])
-    assert (scores["top1"], -scores["step"]) == max((x, -step) for step, name, x in metrics if name == EVALUATED[0])
+    assert (scores["top1"], -scores["step"]) == max(
+        (x, -step) for step, name, x in metrics if name == EVALUATED[0]
+    )
     assert json.loads(metadata["classes"]) == ["left", "right"]
     assert ModelConfig(**json.loads(metadata["model_config"])) == made.model
 
@@ -102,7 +120,9 @@ def test_a_resumed_run_ends_with_the_same_weights_and_evaluations(config, synthe
 def test_it_starts_from_the_pretrained_encoder(config, pretrained):
     source, model = load_file(pretrained), make_task(config(f"init_from={pretrained}")).model
     for name, value in model.state_dict().items():
-        assert not name.startswith(("tokenizer.", "encoder.")) or torch.equal(value, source[name]), name
+        assert not name.startswith(("tokenizer.", "encoder.")) or torch.equal(
+            value, source[name]
+        ), name
     assert model.head.weight.abs().max() <= 0.001 * (6 / (96 + 2)) ** 0.5
 
 
@@ -137,9 +157,14 @@ def test_learning_rates_fall_by_layer(config):
     model, optimizer = made.model, make_optimizer(made.parameter_groups(), made.config.optimizer)
     of = {p: group for group in optimizer.param_groups for p in group["params"]}
     assert len(of) == len(list(model.parameters()))
-    scales = {"head.weight": 1, "norm.bias": 1, "encoder.blocks.2.mlp.fc1.weight": 0.5,
-              "encoder.blocks.1.attn.q_bias": 0.25, "encoder.blocks.0.norm1.weight": 0.125,
-              "tokenizer.projection.weight": 0.0625}  # fmt: skip
+    scales = {
+        "head.weight": 1,
+        "norm.bias": 1,
+        "encoder.blocks.2.mlp.fc1.weight": 0.5,
+        "encoder.blocks.1.attn.q_bias": 0.25,
+        "encoder.blocks.0.norm1.weight": 0.125,
+        "tokenizer.projection.weight": 0.0625,
+    }
     for name, scale in scales.items():
         assert of[model.get_parameter(name)]["lr_scale"] == scale, name
     for p in model.parameters():
@@ -160,8 +185,12 @@ def test_the_average_follows_the_weights(config):
 
 def test_mixing_depends_on_seed_and_position_only(config):
     made, batch = make_task(config("finetune.mixup=0.8", "finetune.cutmix=1")), make_batch()
-    assert (made.clip_multiple, make_task(config(*PLAIN)).clip_multiple) == (2, 1), "pairs stay together"
-    clips, targets = zip(*(made.mix(batch.clip, batch.labels, position) for position in range(40)), strict=True)
+    assert (made.clip_multiple, make_task(config(*PLAIN)).clip_multiple) == (2, 1), (
+        "pairs stay together"
+    )
+    clips, targets = zip(
+        *(made.mix(batch.clip, batch.labels, position) for position in range(40)), strict=True
+    )
     torch.manual_seed(1)
     again, target = made.mix(batch.clip, batch.labels, 7)
     assert torch.equal(clips[7], again)
@@ -176,7 +205,9 @@ def test_mixing_depends_on_seed_and_position_only(config):
 def test_mixed_clips_and_targets_have_the_same_weights(config):
     dark, bright = (torch.full((2, 4, 32, 32, 3), level, dtype=torch.uint8) for level in (0, 200))
     clips, labels = torch.cat((dark, bright)), torch.tensor([0, 0, 1, 1])
-    clip, target = make_task(config("finetune.mixup=0.8", "finetune.cutmix=0")).mix(clips, labels, 3)
+    clip, target = make_task(config("finetune.mixup=0.8", "finetune.cutmix=0")).mix(
+        clips, labels, 3
+    )
     for one, weights in zip(clip, target, strict=True):
         assert one.float().mean().item() == pytest.approx(200 * weights[1].item(), abs=0.51)
     clip, target = make_task(config("finetune.mixup=0", "finetune.cutmix=1")).mix(clips, labels, 4)
@@ -189,7 +220,9 @@ def test_the_loss_is_smoothed_as_asked_for(config):
     made, batch = make_task(config(*PLAIN, "finetune.label_smoothing=0.2")), make_batch()
     log_probs = made.model.eval()(batch.clip).log_softmax(dim=1)
     targets = torch.full((4, 2), 0.1).scatter_(1, batch.labels[:, None], 0.9)
-    torch.testing.assert_close(made.loss(made.model, batch)[0], -(targets * log_probs).sum(dim=1).mean())
+    torch.testing.assert_close(
+        made.loss(made.model, batch)[0], -(targets * log_probs).sum(dim=1).mean()
+    )
 
 
 def test_all_ranks_have_everybodys_statistics(config, monkeypatch):
@@ -215,7 +248,9 @@ def test_what_does_not_fit_is_said_in_one_sentence(config, tmp_path):
     unlabeled = write_shards(tmp_path / "none", [("a", encode(4))])
     says("none .*no labels", f"data.shards={unlabeled}")
     says("none .*no labels", f"evaluation.shards={unlabeled}")
-    alike = write_shards(tmp_path / "alike", [(name, encode(4)) for name in "ab"], classes=2, labels=[(1,), (1,)])
+    alike = write_shards(
+        tmp_path / "alike", [(name, encode(4)) for name in "ab"], classes=2, labels=[(1,), (1,)]
+    )
     says("all videos of .*alike are of the class 'class 1': .*two classes", f"data.shards={alike}")
 
 
@@ -224,40 +259,69 @@ def multi_label_shards(tmp_path_factory) -> Path:
     """Eight gray videos: whether they are bright, whether they are not dark."""
     levels, labels = (0, 1, 5, 6, 11, 12, 17, 18), [(), (), (1,), (1,), (1,), (1,), (0, 1), (0, 1)]
     videos = [(f"v{level}", encode(4, first=level)) for level in levels]
-    return write_shards(tmp_path_factory.mktemp("multi") / "shards", videos, classes=2, labels=labels)
+    return write_shards(
+        tmp_path_factory.mktemp("multi") / "shards", videos, classes=2, labels=labels
+    )
 
 
-def test_several_labels_per_video_are_learned_and_evaluated(config, multi_label_shards, synthetic_shards, tmp_path):
+def test_several_labels_per_video_are_learned_and_evaluated(
+    config, multi_label_shards, synthetic_shards, tmp_path
+):
     made = config(
-        f"data.shards={multi_label_shards}", f"evaluation.shards={multi_label_shards}", "data.frame_stride=1",
-        "steps=40", "evaluation.every=20", "log_every=20", "checkpoint_every=40", "batch_size=8",
-        "optimizer.base_lr=0.03", "data.class_balance=1", "finetune.cutmix=0", "finetune.mixup=0.2",
-    )  # fmt: skip
+        f"data.shards={multi_label_shards}",
+        f"evaluation.shards={multi_label_shards}",
+        "data.frame_stride=1",
+        "steps=40",
+        "evaluation.every=20",
+        "log_every=20",
+        "checkpoint_every=40",
+        "batch_size=8",
+        "optimizer.base_lr=0.03",
+        "data.class_balance=1",
+        "finetune.cutmix=0",
+        "finetune.mixup=0.2",
+    )
     train(made)
     evaluated = [row for row in read_rows(Path(made.run)) if "evaluation/mAP" in row]
     assert evaluated[-1]["evaluation/mAP"] == 1
     assert evaluated[-1]["evaluation/bce"] < 0.5
     assert "evaluation/knn_top1" not in evaluated[-1]
-    evaluate(parse_arguments([made.run, str(multi_label_shards), "--output", str(tmp_path / "out")]))
+    evaluate(
+        parse_arguments([made.run, str(multi_label_shards), "--output", str(tmp_path / "out")])
+    )
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["mAP"] == max(row["evaluation/mAP"] for row in evaluated)
     assert results["per_class"] == {
-        "class 0": {"videos": 2, "AP": pytest.approx(1)}, "class 1": {"videos": 6, "AP": pytest.approx(1)},
-    }  # fmt: skip
-    single = write_shards(tmp_path / "single", [("a", encode(4)), ("b", encode(4, first=18))], classes=2)
-    evaluate(parse_arguments([made.run, str(single), "--output", str(tmp_path / "out")]))  # one label each is a case
-    with pytest.raises(InputError, match="have several labels or none, and the classifier was trained to choose one"):
+        "class 0": {"videos": 2, "AP": pytest.approx(1)},
+        "class 1": {"videos": 6, "AP": pytest.approx(1)},
+    }
+    single = write_shards(
+        tmp_path / "single", [("a", encode(4)), ("b", encode(4, first=18))], classes=2
+    )
+    evaluate(
+        parse_arguments([made.run, str(single), "--output", str(tmp_path / "out")])
+    )  # one label each is a case
+    with pytest.raises(
+        InputError,
+        match="have several labels or none, and the classifier was trained to choose one",
+    ):
         make_task(config(f"data.shards={single}", f"evaluation.shards={multi_label_shards}"))
 
 
 def test_each_class_is_decided_by_itself(config, multi_label_shards):
-    made = make_task(config(f"data.shards={multi_label_shards}", *PLAIN, "finetune.label_smoothing=0.2"))
-    batch = replace(make_batch(), labels=torch.tensor([[1, 1], [0, 0], [1, 0], [0, 1]], dtype=torch.uint8))
+    made = make_task(
+        config(f"data.shards={multi_label_shards}", *PLAIN, "finetune.label_smoothing=0.2")
+    )
+    batch = replace(
+        make_batch(), labels=torch.tensor([[1, 1], [0, 0], [1, 0], [0, 1]], dtype=torch.uint8)
+    )
     p = made.model.eval()(batch.clip).sigmoid()
     target = batch.labels * 0.8 + 0.1
     expected = -(target * p.log() + (1 - target) * (1 - p).log()).mean()
     torch.testing.assert_close(made.loss(made.model, batch)[0], expected)
-    mixing = make_task(config(f"data.shards={multi_label_shards}", "finetune.mixup=0.8", "finetune.cutmix=0"))
+    mixing = make_task(
+        config(f"data.shards={multi_label_shards}", "finetune.mixup=0.8", "finetune.cutmix=0")
+    )
     target = mixing.mix(batch.clip, batch.labels, 3)[1]
     weight = target[0, 0].item()
     torch.testing.assert_close(target, batch.labels * weight + batch.labels.flip(0) * (1 - weight))

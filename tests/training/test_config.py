@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import training.config
-from common.errors import InputError
-from training.config import differences, parse, to_yaml
-from training.schedule import Schedule
+import adamae.training.config
+from adamae.common.errors import InputError
+from adamae.training.config import differences, parse, to_yaml
+from adamae.training.schedule import Schedule
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,10 @@ from training.schedule import Schedule
     [
         ("optimizer.beta1=1", "optimizer.beta1 is 1.0: must be at least 0 and below 1"),
         ("data.fps=.inf", "data.fps is inf: must be finite, above 0, or null"),
-        ("mask_ratio=1", "there is no key mask_ratio: did you mean model.mask_ratio? `train.py --help`"),
+        (
+            "mask_ratio=1",
+            "there is no key mask_ratio: did you mean model.mask_ratio? `train.py --help`",
+        ),
         ("modle.size=tiny", "there is no key modle.size: did you mean model.size"),
         ("evaluation.every=0", "evaluation.every is 0: must be at least 1, or null"),
         ("batch_size=many", "batch_size is many: must be int; `train.py --help` lists every key"),
@@ -26,17 +29,35 @@ from training.schedule import Schedule
         ("compile=maybe", "compile is maybe: must be Union[bool, Literal['reduce-overhead']];"),
         ("metrics=[tensorboard]", "there is no key metrics: `train.py --help` lists every key"),
         ("model=tiny", "model is a section: set one of its keys, model.KEY"),
-        ("--config configs/demo.yml", "--config configs/demo.yml is no file: did you mean configs/demo.yaml?"),
-        ("model.num_frames=15", "model.num_frames (15) is not a multiple of model.tubelet_size (2)"),
+        (
+            "--config configs/demo.yml",
+            "--config configs/demo.yml is no file: did you mean configs/demo.yaml?",
+        ),
+        (
+            "model.num_frames=15",
+            "model.num_frames (15) is not a multiple of model.tubelet_size (2)",
+        ),
         ("model.image_size=225", "model.image_size (225)"),
         ("model.image_size=[224,100]", "model.image_size ([224, 100])"),
-        ("model.image_size=[224,224,224]", "model.image_size is [224, 224, 224]: must be a whole number"),
-        ("model.masking=diagonal", "model.masking is diagonal: must be Literal['adaptive', 'random',"),
+        (
+            "model.image_size=[224,224,224]",
+            "model.image_size is [224, 224, 224]: must be a whole number",
+        ),
+        (
+            "model.masking=diagonal",
+            "model.masking is diagonal: must be Literal['adaptive', 'random',",
+        ),
         ("precision=fp16", "precision is fp16: must be Literal['bf16', 'fp32'];"),
-        ("task=finetune model.activation_checkpointing=true", "activation_checkpointing is for pre-training"),
+        (
+            "task=finetune model.activation_checkpointing=true",
+            "activation_checkpointing is for pre-training",
+        ),
         ("model.mask_ratio=1.0", "model.mask_ratio is 1.0"),
         ("model.mask_ratio=0.9999", "leaves 0 of 1568 tokens visible"),
-        ("model.masking=frame model.mask_ratio=0.9", "leaves 0 of 1568 tokens visible under frame masking"),
+        (
+            "model.masking=frame model.mask_ratio=0.9",
+            "leaves 0 of 1568 tokens visible under frame masking",
+        ),
         ("model.decoder_depth=0", "model.decoder_depth is 0"),
         ("model.encoder_heads=5", "change model.encoder_width"),
         ("model.sampler_width=20", "change model.sampler_width"),
@@ -46,10 +67,19 @@ from training.schedule import Schedule
         ("model.in_channels=13", "in_channels is 13: must be at least 1 and at most 12"),
         ("model.target=teacher", "needs model.teacher"),
         ("model.teacher=x", "does nothing with model.target=pixels"),
-        ("model.target=motion-energy model.loss=cosine", "choose mse or l1 with model.target=motion-energy"),
-        ("model.target=motion-energy model.num_frames=1 model.tubelet_size=1", "motion-energy needs two frames"),
+        (
+            "model.target=motion-energy model.loss=cosine",
+            "choose mse or l1 with model.target=motion-energy",
+        ),
+        (
+            "model.target=motion-energy model.num_frames=1 model.tubelet_size=1",
+            "motion-energy needs two frames",
+        ),
         ("data.shards=", "data.shards is empty"),
-        ("data.fps=8 data.frame_stride=2", "data.fps is 8 and data.frame_stride 2: set one of them to null"),
+        (
+            "data.fps=8 data.frame_stride=2",
+            "data.fps is 8 and data.frame_stride 2: set one of them to null",
+        ),
         ("data.fps=8 data.sampling=segments", "data.fps does nothing with data.sampling=segments"),
     ],
 )
@@ -66,25 +96,39 @@ def test_overrides_stand_above_files_wherever_they_are(tmp_path):
     config = parse(["seed=2", "--config", str(file), "data.shards=s"])
     assert (config.model.size, config.seed) == ("small", 2)
     file.write_text("quux: {}\n")
-    with pytest.raises(InputError, match=r"x.yaml: there is no key quux: `train.py --help` lists every key$"):
+    with pytest.raises(
+        InputError, match=r"x.yaml: there is no key quux: `train.py --help` lists every key$"
+    ):
         parse(["--config", str(file)])
 
 
 def test_every_key_is_explained_by_the_text_below_its_field(capsys):
-    for action in training.config._parser()._actions:
+    for action in adamae.training.config._parser()._actions:
         assert action.help, f"{action.dest} has no docstring below it"
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.index("One run") < text.index("Where clips come from") < text.index("Architecture and objective")
-    assert "seconds after which a rank that does not answer ends the run, and is named (type: float" in text
+    assert (
+        text.index("One run")
+        < text.index("Where clips come from")
+        < text.index("Architecture and objective")
+    )
+    assert (
+        "seconds after which a rank that does not answer ends the run, and is named (type: float"
+        in text
+    )
     assert text.count("Path to a configuration file") == 0, "of sections"
 
 
-@pytest.mark.parametrize("name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"])
+@pytest.mark.parametrize(
+    "name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"]
+)
 def test_a_short_run_is_not_all_warm_up_and_learns(name):
-    schedule = Schedule(parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]), clips_per_epoch=300)
+    schedule = Schedule(
+        parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]),
+        clips_per_epoch=300,
+    )
     assert schedule.warmup_steps <= 32
     assert max(map(schedule.lr, range(320))) == schedule.peak_lr >= 1e-4
 
@@ -116,7 +160,11 @@ def test_a_printed_configuration_reads_back(as_text, tmp_path):
 
 def test_frames_need_not_be_square():
     config = parse(["data.shards=s", "model.image_size=[128,256]"])
-    assert (config.model.image_size, config.model.frame_size, config.model.grid) == ([128, 256], (128, 256), (8, 8, 16))
+    assert (config.model.image_size, config.model.frame_size, config.model.grid) == (
+        [128, 256],
+        (128, 256),
+        (8, 8, 16),
+    )
     assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])
 
 

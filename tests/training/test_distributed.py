@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from common.errors import PeerLostError
-from training import distributed
-from training.distributed import Distributed
+from adamae.common.errors import PeerLostError
+from adamae.training import distributed
+from adamae.training.distributed import Distributed
 
 
 class SilentStore(dist.HashStore):
@@ -18,13 +18,17 @@ class SilentStore(dist.HashStore):
         return False
 
 
-def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed, "_store", SilentStore)
     monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     rank = Distributed("cpu")
-    rank._host_group = dist.GroupMember.NON_GROUP_MEMBER  # anything but None: there is a process group
+    rank._host_group = (
+        dist.GroupMember.NON_GROUP_MEMBER
+    )  # anything but None: there is a process group
     with pytest.raises(PeerLostError, match="the network between"):
         rank.__exit__(RuntimeError, RuntimeError("[gloo] Connection closed by peer"), None)
 

@@ -5,12 +5,12 @@ import torch
 from made_videos import encode, write_shards
 from tiny import TINY
 
-from model.adamae import AdaMAE
-from pipeline.shards.dataset import ShardDataset
-from training.config import parse
-from training.distributed import Distributed
-from training.evaluation import majority_top1
-from training.held_out import (
+from adamae.model.adamae import AdaMAE
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import parse
+from adamae.training.distributed import Distributed
+from adamae.training.evaluation import majority_top1
+from adamae.training.held_out import (
     HeldOut,
     find_allowed_neighbors,
     knn_top1,
@@ -22,15 +22,24 @@ ALONE = Distributed("cpu")
 
 
 def test_neighbors_of_the_reference_set_vote_where_allowed():
-    reference = torch.tensor([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]])
+    reference = torch.tensor(
+        [[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1], [-1.0, 0.0]]
+    )
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     queries, own_labels = torch.tensor([[1.0, 0.05], [-1.0, 0.05]]), torch.tensor([0, 1])
     everybody = torch.ones(2, 6, dtype=torch.bool)
     assert knn_top1(queries, own_labels, reference, labels, everybody) == 1.0
     assert knn_top1(queries, own_labels.flip(0), reference, labels, everybody) == 0.0
-    assert knn_top1(queries, own_labels, reference, labels, everybody & (labels != own_labels[:, None])) == 0.0
+    assert (
+        knn_top1(
+            queries, own_labels, reference, labels, everybody & (labels != own_labels[:, None])
+        )
+        == 0.0
+    )
     nobody = torch.tensor([[True] * 6, [False] * 6])
-    assert knn_top1(queries, own_labels, reference, labels, nobody) == 1.0, "who has no neighbor is not counted"
+    assert knn_top1(queries, own_labels, reference, labels, nobody) == 1.0, (
+        "who has no neighbor is not counted"
+    )
     assert majority_top1(torch.tensor([0, 1, 1, 2])) == 0.5
 
 
@@ -50,9 +59,17 @@ def test_neighbors_are_of_other_sources_and_other_groups(tmp_path):
     names = ["a", "b", "c", "d"]
     videos = [(name, encode(4, first=5 * i)) for i, name in enumerate(names)]
     fields = [{"group": "x"}, {"group": "x"}, {"group": "y"}, {}]
-    reference = ShardDataset.open(write_shards(tmp_path / "reference", videos, classes=2, fields=fields))
-    held_out = ShardDataset.open(write_shards(tmp_path / "held", [videos[0], ("e", encode(4, first=50))], classes=2,
-                                              fields=[{"group": "y"}, {}]))  # fmt: skip
+    reference = ShardDataset.open(
+        write_shards(tmp_path / "reference", videos, classes=2, fields=fields)
+    )
+    held_out = ShardDataset.open(
+        write_shards(
+            tmp_path / "held",
+            [videos[0], ("e", encode(4, first=50))],
+            classes=2,
+            fields=[{"group": "y"}, {}],
+        )
+    )
     found = find_allowed_neighbors(held_out, [0, 1], reference, range(4), "group")
     assert found.tolist() == [[False, True, False, True], [True] * 4]
 
@@ -63,7 +80,9 @@ def test_the_rank_of_features():
 
 
 def test_every_evaluation_finds_the_same_and_leaves_no_trace(synthetic_shards):
-    config = parse([*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"])
+    config = parse(
+        [*TINY, f"data.shards={synthetic_shards}", f"evaluation.shards={synthetic_shards}"]
+    )
     model = AdaMAE(config.model)
     held_out = HeldOut(config, ShardDataset.open(synthetic_shards))
     random = torch.get_rng_state()

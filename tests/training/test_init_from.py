@@ -9,16 +9,16 @@ import torch
 from runs import is_same, load_weights, read_losses
 from torch import Tensor
 
-from common.errors import InputError
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from model.weights.external_layouts import to_external
-from model.weights.pretrained import save
-from model.weights.read_config import config_of_run, run_config
-from train import train
-from training import remote_run
-from training.config import TrainConfig
-from training.load_config import load_config
+from adamae.common.errors import InputError
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.model.weights.external_layouts import to_external
+from adamae.model.weights.pretrained import save
+from adamae.model.weights.read_config import config_of_run, run_config
+from adamae.train import train
+from adamae.training import remote_run
+from adamae.training.config import TrainConfig
+from adamae.training.load_config import load_config
 
 
 def run(*arguments: str) -> TrainConfig:
@@ -65,28 +65,46 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("init_from={folder}/w.safetensors", "needs a run or one of its checkpoints, and init_from=.*w.safetensors is"),
+        (
+            "init_from={folder}/w.safetensors",
+            "needs a run or one of its checkpoints, and init_from=.*w.safetensors is",
+        ),
         (
             "init_from={source} batch_size=2",
             "was trained with 4 clips per step, and this command gives 2: set global_batch=4.*with its weights alone",
         ),
-        ("init_from={source} model.decoder_depth=1", "step-00000006 does not fit .*: set model and task as in"),
+        (
+            "init_from={source} model.decoder_depth=1",
+            "step-00000006 does not fit .*: set model and task as in",
+        ),
         ("", "init_keep=optimizer continues another run: set init_from"),
     ],
 )
 def test_what_cannot_be_forked_is_one_sentence(source, arguments, tmp_path, overrides, said):
     shutil.copy(source / "checkpoints/step-00000006/model.safetensors", tmp_path / "w.safetensors")
     with pytest.raises(InputError, match=said) as raised:
-        run(*arguments, "init_keep=optimizer", *overrides.format(source=source, folder=tmp_path).split())
+        run(
+            *arguments,
+            "init_keep=optimizer",
+            *overrides.format(source=source, folder=tmp_path).split(),
+        )
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(source, arguments, tmp_path, monkeypatch):
+def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
+    source, arguments, tmp_path, monkeypatch
+):
     """Whether a run is new is known when its remote copy is here, and not before. Its clips are not square, as its
     source's are."""
     bucket = tmp_path / "bucket/run"
-    arguments = [*arguments, f"run=file://{bucket}", f"init_from={source}", "steps=8", "checkpoint_every=1"]
+    arguments = [
+        *arguments,
+        f"run=file://{bucket}",
+        f"init_from={source}",
+        "steps=8",
+        "checkpoint_every=1",
+    ]
     arguments += ["model.image_size=[16,48]", "data.crop=random_resized"]
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
     run(*arguments)
@@ -112,7 +130,9 @@ def labeled(arguments: list[str], checkpoint: Path, *overrides: str) -> list[str
     return [*given, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
 
 
-def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(source, arguments, tmp_path):
+def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(
+    source, arguments, tmp_path
+):
     given = labeled(arguments, source, "steps=3", "checkpoint_every=2")
     config = run(*given)
     assert config.model.dimensions == ModelConfig(size="tiny").dimensions
@@ -127,18 +147,25 @@ def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(source, 
 def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, arguments, tmp_path):
     config = load_config(labeled(arguments, tiny_run, "model.image_size=48", "model.num_frames=8"))
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (8, 48, 8)
-    with pytest.raises(InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"):
+    with pytest.raises(
+        InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"
+    ):
         run(*labeled(arguments, tiny_run, "model.size=small", "model.patch_size=16"))
     assert not (tmp_path / "run").exists()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model:\n  size: small\n  image_size: 64\n")
     config = load_config(["--config", str(recipe), *labeled(arguments, tiny_run)])
-    assert (config.model.dimensions, config.model.image_size) == (ModelConfig(size="tiny").dimensions, 32)
+    assert (config.model.dimensions, config.model.image_size) == (
+        ModelConfig(size="tiny").dimensions,
+        32,
+    )
 
 
 def test_published_weights_give_what_they_know(arguments, tmp_path):
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
-    torch.save({"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth")
+    torch.save(
+        {"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth"
+    )
     config = load_config(labeled(arguments, tmp_path / "published.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
@@ -148,21 +175,42 @@ def test_an_average_goes_on_in_a_fork(tiny_run, arguments, tmp_path):
     run(*labeled(arguments, tiny_run, "finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"))
     fork(tmp_path / "run/checkpoints/step-00000001", tmp_path / "fork")
     for name in ("model", "average"):
-        assert is_same(load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name))
+        assert is_same(
+            load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name)
+        )
 
 
-def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(tiny_run: Path, capsys) -> None:
+def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(
+    tiny_run: Path, capsys
+) -> None:
     start = f"init_from={tiny_run}"
-    config = load_config(["data.shards=s", start, "model.patch_size=16", "model.image_size=64", "model.mask_ratio=0.5"])
+    config = load_config(
+        [
+            "data.shards=s",
+            start,
+            "model.patch_size=16",
+            "model.image_size=64",
+            "model.mask_ratio=0.5",
+        ]
+    )
     source = config_of_run(tiny_run)
-    assert (config.model.dimensions, config.model.tubelet_size) == (source.dimensions, source.tubelet_size)
-    assert (config.model.patch_size, config.model.image_size) == (16, 64), "what the command line says stays"
-    assert config.model.num_frames == source.num_frames, "and what it does not say is the source's, clips too"
+    assert (config.model.dimensions, config.model.tubelet_size) == (
+        source.dimensions,
+        source.tubelet_size,
+    )
+    assert (config.model.patch_size, config.model.image_size) == (16, 64), (
+        "what the command line says stays"
+    )
+    assert config.model.num_frames == source.num_frames, (
+        "and what it does not say is the source's, clips too"
+    )
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["external.safetensors", "external.pth"])
-def test_the_shape_of_a_model_is_learned_without_its_numbers(name: str, arguments: list[str], tmp_path: Path) -> None:
+def test_the_shape_of_a_model_is_learned_without_its_numbers(
+    name: str, arguments: list[str], tmp_path: Path
+) -> None:
     """All of them are NaN, and the file of safetensors is 64 GiB, nearly all of which is a hole."""
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
     weights = to_external(AdaMAE(shape).state_dict(), "adamae")
@@ -181,7 +229,11 @@ def add_hole(file: Path) -> None:
     end = 8 + int.from_bytes(contents[:8], "little")
     header = json.loads(contents[8:end])
     start = len(contents) - end
-    header["hole"] = {"dtype": "F32", "shape": [2**17, 2**17], "data_offsets": [start, start + 2**36]}
+    header["hole"] = {
+        "dtype": "F32",
+        "shape": [2**17, 2**17],
+        "data_offsets": [start, start + 2**36],
+    }
     text = json.dumps(header).encode()
     text = text.ljust(len(text) + -len(text) % 8)
     with file.open("wb") as opened:

@@ -12,11 +12,11 @@ import torch
 import wandb
 from processes import wait_for
 
-from common.errors import run_command
-from training.config import parse
-from training.distributed import Distributed
-from training.failures import DivergedError
-from training.logger import SKIPPED, Logger, read_rows
+from adamae.common.errors import run_command
+from adamae.training.config import parse
+from adamae.training.distributed import Distributed
+from adamae.training.failures import DivergedError
+from adamae.training.logger import SKIPPED, Logger, read_rows
 
 COUNTERS = {"wait_seconds": 0.5, "batches_ready": 20.0, "clips": 40.0}
 
@@ -45,7 +45,9 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
     assert rows[2]["evaluation/rankme"] == 7
     assert rows[0]["lr"] == 0.1
     assert [row["pipeline/clips"] for row in rows[:2]] == [40, 40]
-    assert rows[0]["data_wait_fraction"] > 0 == rows[1]["data_wait_fraction"], "since the row before"
+    assert rows[0]["data_wait_fraction"] > 0 == rows[1]["data_wait_fraction"], (
+        "since the row before"
+    )
     events = b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
     for name in (b"train/loss", b"evaluation/rankme", b"pipeline/clips", b"log_every: 2"):
         assert name in events
@@ -57,15 +59,23 @@ def test_an_evaluation_is_said_in_words(tmp_path, capsys) -> None:
     assert "step 3: held-out loss 0.900, 63 videos\n" in capsys.readouterr().err
 
 
-def test_of_several_ranks_the_one_whose_data_is_late_is_named_once(tmp_path, monkeypatch, capsys) -> None:
+def test_of_several_ranks_the_one_whose_data_is_late_is_named_once(
+    tmp_path, monkeypatch, capsys
+) -> None:
     with make_logger(tmp_path) as logger:
         means = {SKIPPED: 0.0}
         ranks = [({"loss": 3.0, **means}, 0.01, "one"), ({"loss": 6.0, **means}, 0.3, "two")]
-        monkeypatch.setattr(logger.dist, "gather", lambda own: [*ranks, ({"loss": 3.0, **means}, 0.02, "three")])
+        monkeypatch.setattr(
+            logger.dist, "gather", lambda own: [*ranks, ({"loss": 3.0, **means}, 0.02, "three")]
+        )
         for step in range(1, 17):
             logger.step(step, scalars(1.0))
-            assert ("slows down" in capsys.readouterr().err) == (step == 12), "loading and compiling"
-    assert {row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")} == {4.0}, "the mean of all ranks"
+            assert ("slows down" in capsys.readouterr().err) == (step == 12), (
+                "loading and compiling"
+            )
+    assert {row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")} == {4.0}, (
+        "the mean of all ranks"
+    )
 
 
 def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
@@ -76,16 +86,22 @@ def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
             logger.step(12, scalars(1.0, skipped=1.0))
 
 
-@pytest.mark.parametrize("foreign", [b"\xff\xfe\n", b"[1]\n", b'{"step": "2"}\n', b"[" * 10**5 + b"\n"])
+@pytest.mark.parametrize(
+    "foreign", [b"\xff\xfe\n", b"[1]\n", b'{"step": "2"}\n', b"[" * 10**5 + b"\n"]
+)
 def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, foreign: bytes) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_bytes(b'{"step": 1, "loss": NaN}\n' + foreign + b'{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
+    file.write_bytes(
+        b'{"step": 1, "loss": NaN}\n' + foreign + b'{"step": 2}\n{"step": 3}\n{"step": 4, "lo'
+    )
     with make_logger(tmp_path, start=2):
         pass
     assert file.read_bytes() == b'{"step": 1, "loss": NaN}\n{"step": 2}\n'
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # of TensorBoard's writer
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run() -> None:
         with make_logger(tmp_path, "log_every=1") as logger:
@@ -110,4 +126,6 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         logger.write_scalars(1, {"loss": 0.5})
     wandb.tensorboard.unpatch()
     (file,) = tmp_path.rglob("*.wandb")
-    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60), "wandb's service writes when it has the time"
+    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60), (
+        "wandb's service writes when it has the time"
+    )

@@ -13,18 +13,20 @@ from processes import wait_for
 from runs import is_same, load_weights, read_rows
 from tiny import TINY
 
-from common.errors import InputError
-from train import train
-from training.config import TrainConfig, parse
-from training.distributed import Distributed
-from training.numerics import determinism_fingerprint, numerics
+from adamae.common.errors import InputError
+from adamae.train import train
+from adamae.training.config import TrainConfig, parse
+from adamae.training.distributed import Distributed
+from adamae.training.numerics import determinism_fingerprint, numerics
 
 
 def config(*overrides: str) -> TrainConfig:
     return parse(["data.shards=s", *overrides])
 
 
-def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with numerics(config("deterministic=true")):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -39,16 +41,24 @@ def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
     ranks = Distributed("cpu")
     assert determinism_fingerprint(config(), ranks) == ""
     keys = ("compile=true", "batch_size=2", "model.activation_checkpointing=true")
-    ways = {determinism_fingerprint(config("deterministic=true", key), ranks) for key in (*keys, "seed=0")}
+    ways = {
+        determinism_fingerprint(config("deterministic=true", key), ranks)
+        for key in (*keys, "seed=0")
+    }
     assert len(ways) == 1 + len(keys)
 
 
-def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(
+    tmp_path: Path, arguments: list[str]
+) -> None:
     arguments, run = [*arguments, "deterministic=true"], tmp_path / "run"
     train(parse(arguments))
     whole = load_weights(run)
     shutil.rmtree(run / "checkpoints/step-00000006")
-    with pytest.raises(InputError, match=r"is deterministic and was computed on .*compile False.* on .*compile True"):
+    with pytest.raises(
+        InputError,
+        match=r"is deterministic and was computed on .*compile False.* on .*compile True",
+    ):
         train(parse([*arguments, "compile=true"]))
     with pytest.raises(InputError, match="deterministic: True -> False"):
         train(parse([*arguments, "deterministic=false"]))
@@ -57,10 +67,18 @@ def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def run_on_gpu(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> tuple[list[object], Path]:
+def run_on_gpu(
+    tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path
+) -> tuple[list[object], Path]:
     """Train deterministically to the end; return the command, but for the run directory, and the run."""
     run = tmp_path_factory.mktemp("gpu") / "run"
-    settings = ["device=cuda", "precision=bf16", "deterministic=true", "model.image_size=64", "steps=60"]
+    settings = [
+        "device=cuda",
+        "precision=bf16",
+        "deterministic=true",
+        "model.image_size=64",
+        "steps=60",
+    ]
     command = [sys.executable, "train.py", *TINY, *settings, f"data.shards={synthetic_shards}"]
     done = forked.run([*command, f"run={run}"])
     assert done.returncode == 0, done.stderr

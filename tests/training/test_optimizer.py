@@ -1,17 +1,19 @@
 import pytest
 import torch
 
-from model.adamae import AdaMAE
-from model.config import ModelConfig
-from pipeline.config import DataConfig
-from training.config import OptimizerConfig, TrainConfig
-from training.optimizer import make_optimizer, parameter_groups, update
-from training.schedule import Schedule
+from adamae.model.adamae import AdaMAE
+from adamae.model.config import ModelConfig
+from adamae.pipeline.config import DataConfig
+from adamae.training.config import OptimizerConfig, TrainConfig
+from adamae.training.optimizer import make_optimizer, parameter_groups, update
+from adamae.training.schedule import Schedule
 
 
 def tiny_model() -> AdaMAE:
     blocks = {"encoder_depth": 1, "decoder_depth": 1}
-    return AdaMAE(ModelConfig("tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5, **blocks))
+    return AdaMAE(
+        ModelConfig("tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5, **blocks)
+    )
 
 
 def make(model: AdaMAE) -> torch.optim.Optimizer:
@@ -41,7 +43,9 @@ def test_epochs_count_videos_at_any_number_of_ranks():
 def test_biases_norms_positions_and_mask_token_do_not_decay():
     model = tiny_model()
     optimizer = make(model)
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decay = {
+        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
+    }
     assert len(decay) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
         free = name.endswith(("bias", "positions", "mask_token")) or "norm" in name

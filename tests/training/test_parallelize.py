@@ -11,20 +11,26 @@ import torch.distributed as dist
 from forked import SERVER
 from torch import nn
 
-from common.errors import InputError
-from model.config import ModelConfig
-from pipeline.config import DataConfig
-from training import parallelize
-from training.config import TrainConfig
-from training.distributed import Distributed
-from training.optimizer import make_optimizer, update
-from training.parallelize import check_graphs, compile_in_place
-from training.tasks.pretraining import Pretraining
+from adamae.common.errors import InputError
+from adamae.model.config import ModelConfig
+from adamae.pipeline.config import DataConfig
+from adamae.training import parallelize
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.optimizer import make_optimizer, update
+from adamae.training.parallelize import check_graphs, compile_in_place
+from adamae.training.tasks.pretraining import Pretraining
 
 RANKS = 2
 FIRST_BUCKET_BYTES = 2**18  # a tiny model's weights fill several
 CONFIG = ModelConfig(
-    size="tiny", encoder_depth=1, decoder_depth=1, num_frames=4, image_size=32, patch_size=8, mask_ratio=0.75
+    size="tiny",
+    encoder_depth=1,
+    decoder_depth=1,
+    num_frames=4,
+    image_size=32,
+    patch_size=8,
+    mask_ratio=0.75,
 )
 
 
@@ -47,14 +53,20 @@ def compare(rank: int, folder: Path, compiled: bool) -> None:
     """In a process of its own: write how far gradients in two ranks are off at two steps, either of a compiled graph,
     which PyTorch cuts at borders of buckets, or in bf16, cast into DDP's buckets."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     dist._DEFAULT_FIRST_BUCKET_BYTES = FIRST_BUCKET_BYTES
     # Inductor would take a minute, and is not what is asked about.
     parallelize.compile_in_place = partial(compile_in_place, backend="aot_eager")
-    parallelize.choose_precision = lambda device, wanted: wanted  # also on a CPU that multiplies no bf16
+    parallelize.choose_precision = lambda device, wanted: (
+        wanted
+    )  # also on a CPU that multiplies no bf16
     torch.manual_seed(0)
     precision = "fp32" if compiled else "bf16"
-    config = TrainConfig(DataConfig(shards="none"), model=CONFIG, compile=compiled, precision=precision)
+    config = TrainConfig(
+        DataConfig(shards="none"), model=CONFIG, compile=compiled, precision=precision
+    )
     ranks = Distributed("cpu")
     ranks.rank, ranks.world_size = rank, RANKS
     task = Pretraining(config, None, ranks)
@@ -68,26 +80,38 @@ def compare(rank: int, folder: Path, compiled: bool) -> None:
             accumulate(alone, other, not compiled)
         accumulate(model, rank, not compiled)
         for own, plain in zip(task.model.parameters(), alone.parameters(), strict=True):
-            off = max(off, ((own.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item())
+            off = max(
+                off, ((own.grad - plain.grad / RANKS).norm() / (1e-9 + plain.grad.norm())).item()
+            )
         alone.zero_grad()
-        assert not hasattr(task.model.encoder.blocks[0].mlp.fc1.weight, "bucket"), "its bucket is filled"
+        assert not hasattr(task.model.encoder.blocks[0].mlp.fc1.weight, "bucket"), (
+            "its bucket is filled"
+        )
         update(optimizer, 1e-3, clip_grad_norm=None)
     (folder / f"{rank}").write_text(str(off), encoding="utf-8")
     dist.destroy_process_group()
 
 
 # 19 s beside other work: three processes import PyTorch.
-@pytest.mark.parametrize(("compiled", "most"), [(False, 1e-6), pytest.param(True, 1e-5, marks=pytest.mark.slow)])
-def test_gradients_of_two_ranks_are_the_plain_ones(compiled: bool, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compiled", "most"), [(False, 1e-6), pytest.param(True, 1e-5, marks=pytest.mark.slow)]
+)
+def test_gradients_of_two_ranks_are_the_plain_ones(
+    compiled: bool, most: float, tmp_path: Path
+) -> None:
     """Compiled, and with bf16 copies whose gradients go straight into the buckets."""
-    processes = [SERVER.Process(target=compare, args=(rank, tmp_path, compiled)) for rank in range(RANKS)]
+    processes = [
+        SERVER.Process(target=compare, args=(rank, tmp_path, compiled)) for rank in range(RANKS)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(280)
         process.kill()
     assert [process.exitcode for process in processes] == [0] * RANKS
-    assert all(float((tmp_path / f"{rank}").read_text(encoding="utf-8")) < most for rank in range(RANKS))
+    assert all(
+        float((tmp_path / f"{rank}").read_text(encoding="utf-8")) < most for rank in range(RANKS)
+    )
 
 
 def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
@@ -102,8 +126,8 @@ def test_cuda_graphs_are_refused_where_they_do_not_work() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [True, "reduce-overhead"])
 def test_a_compiled_step_on_a_gpu_learns_what_the_plain_one_does(how: Any) -> None:
-    from training.timing import PretrainingStep
-    from training.timing import noise_clip as make_clip
+    from adamae.training.timing import PretrainingStep
+    from adamae.training.timing import noise_clip as make_clip
 
     device = torch.device("cuda")
     losses = []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.profiling import ACTIVE, WARMUP, profile_steps
+from adamae.training.profiling import ACTIVE, WARMUP, profile_steps
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

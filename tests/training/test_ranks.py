@@ -13,8 +13,8 @@ import torchrun
 from processes import is_alive, send, wait_for
 from runs import is_same, load_weights, read_rows, saved_steps
 
-from train import train
-from training.config import parse
+from adamae.train import train
+from adamae.training.config import parse
 
 SLOW_S = 0.3  # of a step that is waited for
 
@@ -39,7 +39,9 @@ def test_two_ranks_stop_after_the_same_step_and_resume_bit_by_bit(arguments, log
     assert saved_steps(run) == [1, 2, 3, 4, 5, 6], "the clock of the main rank is the clock of both"
     whole = load_weights(run)
     shutil.rmtree(run)
-    with torchrun.Job([*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+    with torchrun.Job(
+        [*arguments, "checkpoint_every=100"], log, before=partial(torchrun.slow_down, SLOW_S)
+    ) as job:
         wait_for_steps(run)
         os.kill(job.workers()[1], signal.SIGTERM)  # one of them alone
         assert job.gone(20), job.said()
@@ -60,7 +62,9 @@ def test_four_ranks_resume_bit_by_bit_however_they_are_spread_over_nodes(argumen
 
 
 @pytest.mark.slow
-def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(arguments, log, tmp_path):
+def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(
+    arguments, log, tmp_path
+):
     run, dice = tmp_path / "run", random.Random(0)
     torchrun.run(arguments, log)
     whole = load_weights(run)
@@ -81,7 +85,9 @@ def test_after_kills_at_random_moments_two_ranks_end_with_the_same_weights(argum
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "overrides"), [(2, ["global_batch=null", "batch_size=2"]), (3, ["batch_size=2"])])
+@pytest.mark.parametrize(
+    ("ranks", "overrides"), [(2, ["global_batch=null", "batch_size=2"]), (3, ["batch_size=2"])]
+)
 def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks, overrides):
     """With more of them, and then with one again."""
     checkpoints = tmp_path / "run/checkpoints"
@@ -96,14 +102,20 @@ def test_a_run_resumes_with_any_number_of_ranks(arguments, log, tmp_path, ranks,
     train(alone)
     for one, several in zip(of_one, read_rows(tmp_path / "run"), strict=True):
         for name in ("loss", "grad_norm"):  # of the same four clips
-            assert several[name] == pytest.approx(one[name], rel=1e-4), f"{name} of step {one['step']}"
+            assert several[name] == pytest.approx(one[name], rel=1e-4), (
+                f"{name} of step {one['step']}"
+            )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
+)
 def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(arguments, log, tmp_path, number):
     to_all = number in (signal.SIGTERM, signal.SIGUSR1)  # the others to torchrun alone
-    with torchrun.Job([*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)) as job:
+    with torchrun.Job(
+        [*arguments, "steps=1000"], log, before=partial(torchrun.slow_down, SLOW_S)
+    ) as job:
         wait_for_steps(tmp_path / "run")
         send(job.processes() if to_all else [job.agents[0].pid], number)
         assert job.gone(20), job.said()
@@ -123,7 +135,10 @@ def test_of_several_ranks_the_one_that_failed_has_the_last_word(arguments, log):
     with torchrun.Job([*arguments, "task=finetune", "batch_size=3"], log) as job:
         assert job.wait() == [1]
         said = job.said()
-    assert "error: batch_size is 3, and mixup and cutmix mix clips in pairs" in said[said.index("Root Cause") :]
+    assert (
+        "error: batch_size is 3, and mixup and cutmix mix clips in pairs"
+        in said[said.index("Root Cause") :]
+    )
 
 
 def test_nodes_that_do_not_share_the_run_directory_are_noticed(arguments, log, tmp_path, tiny_run):

@@ -13,15 +13,15 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
-from common.errors import InputError
-from pipeline.config import DataConfig
-from pipeline.reading import storage
-from training import remote_run
-from training.checkpoint import TrainState, list_checkpoints, load_file
-from training.config import TrainConfig
-from training.distributed import Distributed
-from training.remote_run import TakenOverError, fetch_config, local_run, staging
-from training.run_dir import RunDir
+from adamae.common.errors import InputError
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.reading import storage
+from adamae.training import remote_run
+from adamae.training.checkpoint import TrainState, list_checkpoints, load_file
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.remote_run import TakenOverError, fetch_config, local_run, staging
+from adamae.training.run_dir import RunDir
 
 URL = "memory://bucket/runs/x"
 CONFIG = TrainConfig(data=DataConfig(shards="there"), run=URL, keep_checkpoints=2)
@@ -98,7 +98,10 @@ def test_another_node_resumes_from_what_was_uploaded(node, trained):
 
 def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
     trained.train(1, 2, 3)
-    assert {name.split("/")[1] for name in there() if "step-" in name} == {"step-00000002", "step-00000003"}
+    assert {name.split("/")[1] for name in there() if "step-" in name} == {
+        "step-00000002",
+        "step-00000003",
+    }
     of_three = [name.split("/")[2] for name in there() if "step-00000003" in name]
     assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
     assert of_three[2:] == ["train_state.json"]
@@ -111,7 +114,9 @@ def test_a_torn_checkpoint_is_skipped_and_a_damaged_one_named(node, trained):
     assert trained.train(2) == 1
     STORE[f"{PLACE}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     node("three")
-    with pytest.raises(InputError, match=r"step-00000002 cannot be loaded \(model.safetensors has changed"):
+    with pytest.raises(
+        InputError, match=r"step-00000002 cannot be loaded \(model.safetensors has changed"
+    ):
         trained.train()
 
 
@@ -126,9 +131,15 @@ def test_the_job_that_was_started_last_owns_the_run_and_the_one_before_ends(node
         trained.train(config=replace(CONFIG, seed=1))  # which takes nothing over
     assert trained.train(2) == 1
     trained.steps(first, 3)
-    with pytest.raises(TakenOverError, match=f"{URL} was taken over by a job that was started later, on .*: it contin"):
+    with pytest.raises(
+        TakenOverError,
+        match=f"{URL} was taken over by a job that was started later, on .*: it contin",
+    ):
         first.__exit__(None, None, None)
-    assert {name.split("/")[1] for name in there() if "step-" in name} == {"step-00000001", "step-00000002"}
+    assert {name.split("/")[1] for name in there() if "step-" in name} == {
+        "step-00000001",
+        "step-00000002",
+    }
 
 
 def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
@@ -141,7 +152,9 @@ def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node,
         trained.train(config=replace(CONFIG, run="nowhere://bucket/x"))
 
 
-def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothing(node, trained, capsys):
+def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothing(
+    node, trained, capsys
+):
     states = [f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2, 3)]
     run = RunDir(CONFIG, Distributed("cpu")).__enter__()
     trained.load(run)

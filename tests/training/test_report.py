@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from training.config import TrainConfig, parse
-from training.report import write_report
+from adamae.training.config import TrainConfig, parse
+from adamae.training.report import write_report
 
 
 @pytest.fixture
@@ -25,25 +25,48 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
     (folder / "checkpoints/step-00001000").mkdir(parents=True)
     Image.new("RGB", (1600, 400), "navy").save(folder / "figures/<i>clip.png")
     lines = [
-        {"step": step, "reconstruction_loss": 1000 / step, "loss": 1.0, "lr": 1e-4, "clips_per_second": 12.0,
-         "step_time_ms": 500.0, "data_wait_fraction": 0.25, "grad_norm": float("nan")}
+        {
+            "step": step,
+            "reconstruction_loss": 1000 / step,
+            "loss": 1.0,
+            "lr": 1e-4,
+            "clips_per_second": 12.0,
+            "step_time_ms": 500.0,
+            "data_wait_fraction": 0.25,
+            "grad_norm": float("nan"),
+        }
         for step in range(10, 1001, 10)
-    ]  # fmt: skip
-    scores = {"reconstruction_loss": 0.75, "knn_top1": 0.5, "knn_videos": 9, "num_videos": 9, "majority_top1": 0.4}
-    lines.insert(50, {"step": 500} | {f"evaluation/{name}": value for name, value in scores.items()})
+    ]
+    scores = {
+        "reconstruction_loss": 0.75,
+        "knn_top1": 0.5,
+        "knn_videos": 9,
+        "num_videos": 9,
+        "majority_top1": 0.4,
+    }
+    lines.insert(
+        50, {"step": 500} | {f"evaluation/{name}": value for name, value in scores.items()}
+    )
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + "no line of a run\n" + '{"step": 1010, "lo')
     bad = [{"key": f"bad{i}", "where": "shard", "reason": "<u>cut off"} for i in range(60)]
-    (folder / "quarantine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in bad) + '{"ke')
+    (folder / "quarantine.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in bad) + '{"ke'
+    )
     write_report(folder, config, 2000)
     return folder
 
 
-def test_it_says_what_was_run_and_where_it_stands(run: Path, config: TrainConfig, tmp_path: Path) -> None:
+def test_it_says_what_was_run_and_where_it_stands(
+    run: Path, config: TrainConfig, tmp_path: Path
+) -> None:
     write_report(tmp_path, config, 10)
     assert "no step has been logged yet" in (tmp_path / "report.html").read_text()
     text = (run / "report.html").read_text()
-    assert "step 1,000 of 2,000 (50%), about 8.3 min left; step 500: held-out loss 0.750, k-NN 0.500 ±" in text
+    assert (
+        "step 1,000 of 2,000 (50%), about 8.3 min left; step 500: held-out loss 0.750, k-NN 0.500 ±"
+        in text
+    )
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
     assert "Corrupt videos: 60" in text
     assert text.count("cut off") == 50
@@ -55,7 +78,9 @@ def test_it_says_what_was_run_and_where_it_stands(run: Path, config: TrainConfig
 def test_it_is_complete_in_itself_and_no_name_is_obeyed(run: Path) -> None:
     text = (run / "report.html").read_text()
     assert not re.search(r"https?://|<link(?! rel=\"icon\" href=\"data:)|@import|url\(", text)
-    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)', text))
+    assert all(
+        source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)', text)
+    )
     found: list[str] = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: found.append(tag)  # type: ignore[method-assign]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from made_videos import encode, write_shards
 
-from pipeline.shards.dataset import ShardDataset
-from training.config import parse
-from training.startup_warnings import startup_warnings, warn_of_scale
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import parse
+from adamae.training.startup_warnings import startup_warnings, warn_of_scale
 
 CPU = torch.device("cpu")
 LONG = ("model.num_frames=8", "data.frame_stride=2")
@@ -28,7 +28,9 @@ def warn(shards: Path, *overrides: str) -> list[str]:
 
 def test_videos_shorter_than_a_clip_are_counted(shards):
     (said,) = warn(shards, *LONG)
-    assert said.startswith("WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)")
+    assert said.startswith(
+        "WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)"
+    )
     assert "of 8 frames): frames are repeated" in warn(shards, *LONG, "data.sampling=segments")[0]
     assert warn(shards, *LONG, "model.num_frames=2") == []
 
@@ -40,7 +42,12 @@ def test_videos_shorter_than_a_clip_are_counted(shards):
         ((30, 30, 60), 2, 16, "set data.frame_stride=8 or lower"),
         ((13, 14, 60), 4, 8, "set data.frame_stride=4 or lower"),  # 6 is no multiple
         ((7, 14, 60), 4, 4, "their last frame is repeated; lower model.num_frames"),
-        ((3, *[60] * 30), 1, 8, "their last frame is repeated; lower model.num_frames"),  # one decides nothing
+        (
+            (3, *[60] * 30),
+            1,
+            8,
+            "their last frame is repeated; lower model.num_frames",
+        ),  # one decides nothing
     ],
 )
 def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
@@ -53,8 +60,12 @@ def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_
 def test_videos_of_fewer_frames_a_second_are_counted(shards):
     """Videos of 8 a second."""
     slow, short = warn(shards, "model.num_frames=8", "data.fps=12")
-    assert slow.startswith("WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)")
-    assert short.startswith("WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)")
+    assert slow.startswith(
+        "WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)"
+    )
+    assert short.startswith(
+        "WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)"
+    )
     (short,) = warn(shards, "model.num_frames=8", "data.fps=8.05")  # no frame is repeated
     assert short.endswith("raise data.fps or lower model.num_frames")
     assert "3 of 15 frames" in warn(shards, "model.num_frames=8", "data.fps=4")[0]
@@ -76,17 +87,36 @@ def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
         ("model.size=tiny", 50, "cpu", []),
         ("model.size=small", 3_000, "cuda", []),
         ("model.size=small task=finetune", 50, "cuda", []),
-        ("model.size=small", 3_000, "cpu", ["may take weeks without a GPU: on a CPU, start with --config"]),
-        ("model.size=small", 2_999, "cuda", ["few for pre-training at size small, which needs about 3,000: continue"]),
-        ("model.size=huge", 9_000, "cuda", ["size huge, which needs about 50,000: continue from published weights:"]),
+        (
+            "model.size=small",
+            3_000,
+            "cpu",
+            ["may take weeks without a GPU: on a CPU, start with --config"],
+        ),
+        (
+            "model.size=small",
+            2_999,
+            "cuda",
+            ["few for pre-training at size small, which needs about 3,000: continue"],
+        ),
+        (
+            "model.size=huge",
+            9_000,
+            "cuda",
+            ["size huge, which needs about 50,000: continue from published weights:"],
+        ),
         ("init_from=w", 300, "cuda", []),
         ("init_from=w", 49, "cuda", ["at size base, which needs about 300: extract features with"]),
     ],
-)  # fmt: skip
-def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(overrides, num_videos, device, said):
+)
+def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(
+    overrides, num_videos, device, said
+):
     config = parse(["data.shards=s", *overrides.split()])
     found = warn_of_scale(config, num_videos, torch.device(device))
-    assert [sentence in line for sentence, line in zip(said, found, strict=True)] == [True] * len(said)
+    assert [sentence in line for sentence, line in zip(said, found, strict=True)] == [True] * len(
+        said
+    )
 
 
 def test_classes_without_a_video_to_learn_from_are_named(shards, tmp_path):

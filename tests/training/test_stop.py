@@ -7,8 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from training import stop
-from training.stop import SIGNALS, StopRequest
+from adamae.training import stop
+from adamae.training.stop import SIGNALS, StopRequest
 
 
 def send(number: int) -> None:
@@ -45,7 +45,10 @@ def test_many_signals_are_one_and_only_a_second_ctrl_c_ends_the_run_at_once(requ
 def test_at_once_a_signal_ends_the_run_also_one_that_came_before(request_):
     for defer in (True, False):  # in the loop and before it
         request_.defer = defer
-        with pytest.raises(KeyboardInterrupt), request_.allow_interrupt() if defer else nullcontext():
+        with (
+            pytest.raises(KeyboardInterrupt),
+            request_.allow_interrupt() if defer else nullcontext(),
+        ):
             send(signal.SIGTERM)
         assert not request_.is_set
     request_.defer = True
@@ -55,7 +58,10 @@ def test_at_once_a_signal_ends_the_run_also_one_that_came_before(request_):
 
 
 def test_what_nohup_ignores_stays_ignored_and_handlers_are_restored():
-    interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt, before = (
+        signal.getsignal(signal.SIGINT),
+        signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
     with StopRequest() as made:
         made.defer = True
         send(signal.SIGHUP)

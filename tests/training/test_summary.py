@@ -2,13 +2,26 @@
 
 import pytest
 
-from common.logging import format_duration
-from training.config import parse
-from training.summary import describe_end, describe_scores, interpret_scores, standard_error
+from adamae.common.logging import format_duration
+from adamae.training.config import parse
+from adamae.training.summary import describe_end, describe_scores, interpret_scores, standard_error
 
-KNN = {"reconstruction_loss": 0.96, "knn_top1": 0.651, "majority_top1": 0.508, "knn_videos": 63, "num_videos": 63}
+KNN = {
+    "reconstruction_loss": 0.96,
+    "knn_top1": 0.651,
+    "majority_top1": 0.508,
+    "knn_videos": 63,
+    "num_videos": 63,
+}
 KNN_SAID = "held-out loss 0.960, k-NN 0.651 ± 0.060"
-CLASSES = {"top1": 0.5, "top5": 0.75, "majority_top1": 0.4, "num_videos": 1100, "knn_top1": 0.45, "knn_videos": 1024}
+CLASSES = {
+    "top1": 0.5,
+    "top5": 0.75,
+    "majority_top1": 0.4,
+    "num_videos": 1100,
+    "knn_top1": 0.45,
+    "knn_videos": 1024,
+}
 
 
 @pytest.mark.parametrize(
@@ -16,11 +29,20 @@ CLASSES = {"top1": 0.5, "top5": 0.75, "majority_top1": 0.4, "num_videos": 1100, 
     [
         (KNN, f"{KNN_SAID} (most common class 0.508), 63 videos"),
         ({"reconstruction_loss": 0.5, "num_videos": 9}, "held-out loss 0.500, 9 videos"),
-        (KNN | {"pixel_top1": 0.6}, f"{KNN_SAID} (most common class 0.508, 1-NN of pixels 0.600), 63"),
-        (CLASSES, "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (most common class 0.4"),
-        ({"mAP": 0.31, "chance_mAP": 0.08, "num_videos": 40}, "mAP 0.310 (chance 0.080), 40 videos"),
+        (
+            KNN | {"pixel_top1": 0.6},
+            f"{KNN_SAID} (most common class 0.508, 1-NN of pixels 0.600), 63",
+        ),
+        (
+            CLASSES,
+            "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (most common class 0.4",
+        ),
+        (
+            {"mAP": 0.31, "chance_mAP": 0.08, "num_videos": 40},
+            "mAP 0.310 (chance 0.080), 40 videos",
+        ),
     ],
-)  # fmt: skip
+)
 def test_scores_in_words(metrics, said):
     assert describe_scores(metrics).startswith(said)
 
@@ -33,7 +55,10 @@ def test_a_score_that_says_nothing_is_said():
         "WARNING: k-NN 0.600 ± 0.062 is not clearly above always predicting the most common class (0.508"
     )
     (pixels,) = interpret_scores(KNN | {"pixel_top1": 0.635})
-    assert "not clearly above the class of the video with the nearest mean gray thumbnail (0.635)" in pixels
+    assert (
+        "not clearly above the class of the video with the nearest mean gray thumbnail (0.635)"
+        in pixels
+    )
     (loss,) = interpret_scores(KNN | {"reconstruction_loss": 0.985}, model)
     assert "the mean of each patch (1), so hardly anything has been learned" in loss
     other = parse(["data.shards=s", "model.normalize_target=false"]).model
@@ -45,10 +70,17 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next():
     rows = [{"step": 10, "loss": 1.0}]
     for step, top1 in ((100, 0.62), (200, 0.62), (300, 0.5)):
         scores = {"top1": top1, "majority_top1": 0.4, "num_videos": 63}
-        rows.append({"step": step, **{f"evaluation/{name}": value for name, value in scores.items()}})
-    config = parse(["data.shards=s", "evaluation.shards=mine/validation", "run=runs/x", "task=finetune"])
+        rows.append(
+            {"step": step, **{f"evaluation/{name}": value for name, value in scores.items()}}
+        )
+    config = parse(
+        ["data.shards=s", "evaluation.shards=mine/validation", "run=runs/x", "task=finetune"]
+    )
     result, end = describe_end(rows, config, 0, 300, 336.0)
-    assert result == "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (most common class 0.400), 63 videos"
+    assert (
+        result
+        == "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (most common class 0.400), 63 videos"
+    )
     assert end == "report: runs/x/report.html; next: python evaluate.py runs/x mine/validation"
     result, end = describe_end(rows, config, 300, 300, 1.0)
     assert result.startswith("runs/x was finished before, after 300 steps; best step 100:")
@@ -61,5 +93,11 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next():
 def test_durations_are_in_natural_units():
     seconds = (0.4, 119, 336, 7100, 7300, 86400 * 31, 86400 * 64)
     assert [format_duration(value) for value in seconds] == [
-        "0 s", "119 s", "5.6 min", "118 min", "2.0 h", "31 days", "64 days"
-    ]  # fmt: skip
+        "0 s",
+        "119 s",
+        "5.6 min",
+        "118 min",
+        "2.0 h",
+        "31 days",
+        "64 days",
+    ]

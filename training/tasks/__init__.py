@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from training.tasks.classification import Classification
-from training.tasks.pretraining import Pretraining
+from adamae.training.tasks.classification import Classification
+from adamae.training.tasks.pretraining import Pretraining
 
 TASKS: dict[str, Any] = {
-    "pretrain": Pretraining, "finetune": Classification, "linear_probe": Classification,
+    "pretrain": Pretraining,
+    "finetune": Classification,
+    "linear_probe": Classification,
     "attentive_probe": Classification,
-}  # fmt: skip
+}

@@ -12,20 +12,20 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common.errors import InputError
-from model.classifier import Probe, VideoClassifier
-from model.weights import pretrained
-from model.weights.warm_start import adapt_weights, check_encoder
-from pipeline.loader import Batch
-from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig
-from training.distributed import Distributed, mean_over_ranks
-from training.evaluation import Evaluator, check_classes, check_labels
-from training.held_out import HeldOut
-from training.logger import Logger
-from training.optimizer import parameter_groups
-from training.remote_run import local_run
-from training.tasks.task import Task
+from adamae.common.errors import InputError
+from adamae.model.classifier import Probe, VideoClassifier
+from adamae.model.weights import pretrained
+from adamae.model.weights.warm_start import adapt_weights, check_encoder
+from adamae.pipeline.loader import Batch
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed, mean_over_ranks
+from adamae.training.evaluation import Evaluator, check_classes, check_labels
+from adamae.training.held_out import HeldOut
+from adamae.training.logger import Logger
+from adamae.training.optimizer import parameter_groups
+from adamae.training.remote_run import local_run
+from adamae.training.tasks.task import Task
 
 
 class Classification(Task):
@@ -54,20 +54,32 @@ class Classification(Task):
                     " or finetune.mixup=0 finetune.cutmix=0"
                 )
         if config.task == "finetune":
-            model: VideoClassifier | Probe = VideoClassifier(config.model, len(self.classes), config.finetune.drop_path)
+            model: VideoClassifier | Probe = VideoClassifier(
+                config.model, len(self.classes), config.finetune.drop_path
+            )
         else:
-            model = Probe(config.model, len(self.classes), "linear" if config.task == "linear_probe" else "attentive")
+            model = Probe(
+                config.model,
+                len(self.classes),
+                "linear" if config.task == "linear_probe" else "attentive",
+            )
         self.model: VideoClassifier | Probe = model.to(dist.device)
         self.average: AveragedModel | None = None
         if config.finetune.ema_decay is not None:
             function = get_ema_multi_avg_fn(config.finetune.ema_decay)
             self.average = AveragedModel(self.model, multi_avg_fn=function, use_buffers=True)
             self.average.n_averaged.fill_(1)  # the first update averages, also after a resume
-        self.metadata = pretrained.make_metadata(config.model, classes=self.classes, multi_label=self.multi_label)
+        self.metadata = pretrained.make_metadata(
+            config.model, classes=self.classes, multi_label=self.multi_label
+        )
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model} if self.average is None else {"model": self.model, "average": self.average.module}
+        return (
+            {"model": self.model}
+            if self.average is None
+            else {"model": self.model, "average": self.average.module}
+        )
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Of a fine-tuned encoder, each block's learning rate is layer_decay times the next one's (BEiT)."""
@@ -122,7 +134,9 @@ class Classification(Task):
             top, bottom = max(0, y - int(half * height)), min(height, y + int(half * height))
             left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
             mixed = clip.clone()
-            mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]  # the same box in every frame
+            mixed[:, :, top:bottom, left:right] = other[
+                :, :, top:bottom, left:right
+            ]  # the same box in every frame
             weight = 1 - (bottom - top) * (right - left) / (height * width)
         else:
             mixed = (clip * weight).add_(other, alpha=1 - weight).round_().to(torch.uint8)
@@ -132,7 +146,9 @@ class Classification(Task):
     @torch.no_grad()
     def after_update(self) -> None:
         for layer in self.model.modules():
-            if isinstance(layer, nn.BatchNorm1d):  # of a probe: each rank has updated it with its own clips
+            if isinstance(
+                layer, nn.BatchNorm1d
+            ):  # of a probe: each rank has updated it with its own clips
                 mean_over_ranks(layer.get_buffer("running_mean"))
                 mean_over_ranks(layer.get_buffer("running_var"))
         if self.average is not None:
@@ -145,10 +161,19 @@ class Classification(Task):
             return
         model: Any = self.model if self.average is None else self.average.module
         config = self.config
-        evaluator = Evaluator(replace(config, data=replace(config.data, subset=None)), self.held_out.dataset, self.dist)
+        evaluator = Evaluator(
+            replace(config, data=replace(config.data, subset=None)),
+            self.held_out.dataset,
+            self.dist,
+        )
         found = evaluator.predict(model, self.multi_label).scores()
-        best, score = log.run.checkpoints / "best/model.safetensors", "mAP" if self.multi_label else "top1"
-        if self.dist.is_main and not (best.exists() and pretrained.read_score(best, score) >= found[score]):
+        best, score = (
+            log.run.checkpoints / "best/model.safetensors",
+            "mAP" if self.multi_label else "top1",
+        )
+        if self.dist.is_main and not (
+            best.exists() and pretrained.read_score(best, score) >= found[score]
+        ):
             scores = json.dumps({"step": step, **found})
             pretrained.save(best, model.state_dict(), self.metadata | {"scores": scores})
         if config.task == "finetune":

@@ -6,37 +6,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.logging import log as log_line
-from figures.clips import Clip, read_clips
-from figures.reconstruction import make_rows, render_figure
-from model.adamae import AdaMAE, Output
-from model.maps import reconstruct
-from model.targets import make_target
-from model.weights import pretrained
-from model.weights.teachers import hash_teacher, make_teacher
-from model.weights.warm_start import warm_start
-from pipeline.loader import Batch
-from pipeline.shards.dataset import ShardDataset
-from training.config import TrainConfig
-from training.distributed import Distributed
-from training.held_out import HeldOut
-from training.logger import Logger
-from training.optimizer import parameter_groups
-from training.remote_run import local_run
-from training.tasks.task import Task
+from adamae.common.logging import log as log_line
+from adamae.figures.clips import Clip, read_clips
+from adamae.figures.reconstruction import make_rows, render_figure
+from adamae.model.adamae import AdaMAE, Output
+from adamae.model.maps import reconstruct
+from adamae.model.targets import make_target
+from adamae.model.weights import pretrained
+from adamae.model.weights.teachers import hash_teacher, make_teacher
+from adamae.model.weights.warm_start import warm_start
+from adamae.pipeline.loader import Batch
+from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training.config import TrainConfig
+from adamae.training.distributed import Distributed
+from adamae.training.held_out import HeldOut
+from adamae.training.logger import Logger
+from adamae.training.optimizer import parameter_groups
+from adamae.training.remote_run import local_run
+from adamae.training.tasks.task import Task
 
 NUM_PLOTTED = 2
 PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
 
 
 class Pretraining(Task):
-    def __init__(self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed) -> None:
+    def __init__(
+        self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed
+    ) -> None:
         self.config, self.dist = config, dist
         target = make_target(config.model, make_teacher(config.model))
         self.model: AdaMAE = AdaMAE(config.model, target).to(dist.device)
         self.target_digest = hash_teacher(config.model)
         self.metadata = pretrained.make_metadata(config.model)
-        self.held_out = HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
+        self.held_out = (
+            HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
+        )
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -69,11 +73,17 @@ class Pretraining(Task):
 
     def plot(self, step: int, log: Logger) -> None:
         if self.plotted is None:
-            dataset = ShardDataset.open(self.config.evaluation.shards or self.config.data, self.config.data)
+            dataset = ShardDataset.open(
+                self.config.evaluation.shards or self.config.data, self.config.data
+            )
             shape = self.config.model.num_frames, self.config.model.image_size
             self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
         for clip in self.plotted:
-            with torch.compiler.set_stance("force_eager"):  # one clip without gradient is no graph worth compiling
+            with torch.compiler.set_stance(
+                "force_eager"
+            ):  # one clip without gradient is no graph worth compiling
                 maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
-            figure = render_figure([*make_rows(maps, clip.title).values()], self.config.model, clip.times, PLOT_WIDTH)
+            figure = render_figure(
+                [*make_rows(maps, clip.title).values()], self.config.model, clip.times, PLOT_WIDTH
+            )
             log.write_image(step, clip.name, figure)

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeline.loader import Batch
-from training.logger import Logger
+from adamae.pipeline.loader import Batch
+from adamae.training.logger import Logger
 
 
 class Task(ABC):
