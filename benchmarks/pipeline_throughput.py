@@ -202,9 +202,9 @@ def open_batches(
     plan = make_plan(dataset, DataConfig(), case.batch_size)
     if case.loader == "adamae":
         config = DataConfig(
-            decoder=case.decoder,
+            decoder=case.decoder,  # type: ignore[arg-type]
             repeats=case.repeats,
-            num_workers=count_cpus(),  # type: ignore[arg-type]
+            num_workers=count_cpus(),
         )
         with open_loader(folder, config, case.batch_size, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), columns

@@ -265,8 +265,9 @@ def _copy(video: SourceVideo, progress: Callable[[], None]) -> StoredVideo:
     with video.open() as (container, stream):
         first, times = check_frames(container, stream, progress)
         is_ordered = None not in times and all(
-            earlier < later for earlier, later in pairwise(times)
-        )  # type: ignore
+            earlier < later  # type: ignore[operator]
+            for earlier, later in pairwise(times)
+        )
         if (
             video.timing.times is not None
             and not is_ordered
