@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adamae.model.weights.models import load_adamae, load_encoder
+    from adamae.model.weights.load_model import load_adamae, load_encoder
     from adamae.pipeline.clip_dataset import ClipDataset
 
 __version__ = "0.1.0.dev0"
@@ -26,8 +26,8 @@ if (ROOT / "adamae").is_dir() and (ROOT / "pyproject.toml").is_file():
 
 _MODULES = {
     "ClipDataset": "adamae.pipeline.clip_dataset",
-    "load_adamae": "adamae.model.weights.models",
-    "load_encoder": "adamae.model.weights.models",
+    "load_adamae": "adamae.model.weights.load_model",
+    "load_encoder": "adamae.model.weights.load_model",
 }
 
 

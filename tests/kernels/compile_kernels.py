@@ -67,7 +67,7 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
     found: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
     for name, module in sys.modules.items():
-        if name.startswith("kernels.") and hasattr(module, "wrap_triton"):
+        if name.startswith("adamae.kernels.") and hasattr(module, "wrap_triton"):
             module.wrap_triton = partial(Launcher, found=found)
     with torch.device("meta"):
         for size in SIZES:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from av.filter import Graph
 from av.video.frame import VideoFrame
+from test_ops import plain
 from torch.nn.functional import interpolate
 
 from adamae.common.errors import InputError
 from adamae.kernels import clip_tables
 from adamae.kernels.clip_tables import LUMA_WEIGHTS
 from adamae.kernels.crop_resize import DecodedClips, crop_resize
-from tests.kernels.test_ops import plain
 
 SITING = {"left": (0.0, 0.5), "center": (0.5, 0.5), "top left": (0.0, 0.0), "bottom": (0.5, 1.0)}
 IDENTITY = torch.eye(3, 4)

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
+from test_references import token_path, token_path_inputs
 
 from adamae.kernels.gumbel_topk import gumbel_topk, gumbel_topk_ref
 from adamae.kernels.masked_patch_loss import masked_patch_loss
-from tests.kernels.test_references import token_path, token_path_inputs
 
 pytestmark = pytest.mark.gpu
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_crop_resize import CLIP as DECODED
+from test_references import IDS, token_path_inputs
 
 from adamae.kernels import launch
-from tests.kernels.test_crop_resize import CLIP as DECODED
-from tests.kernels.test_references import IDS, token_path_inputs
 
 # All ops: each has the file of its name.
 OPS = sorted(
@@ -38,7 +38,7 @@ def op_arguments(device):
 
 @pytest.mark.parametrize("name", OPS)
 def test_opcheck(name, device):
-    import_module(f"kernels.{name}")
+    import_module(f"adamae.kernels.{name}")
     op, arguments = getattr(torch.ops.adamae, name).default, op_arguments(device)[name]
     if device.type == "cuda":
         torch.library.opcheck(op, arguments)
