@@ -14,11 +14,7 @@ from typing import TypeVar
 from adamae.common.logging import escape, log
 
 # Import name -> pip name of packages that are imported only where they are used; the rest works without them.
-LAZY_PACKAGES = {
-    "nvidia": "nvidia-dali-cuda130",
-    "jsonargparse": "jsonargparse",
-    "wandb": "'adamae[wandb]'",
-}
+LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "wandb": "wandb"}
 # In CUDA's words, and what to do about a GPU that cannot be used.
 GPU_ERRORS = {
     "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
