@@ -49,6 +49,7 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_budgets.py
 	$(BIN)/python tests/check_words.py
+	$(BIN)/codespell
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else "error: Python 3.11 to 3.14 is needed, this is " + sys.version.split()[0] + "; name another with PYTHON=...")'

@@ -22,7 +22,7 @@ STEPS = 40
 
 FAKES = {
     "scontrol": 'case $1 in show) echo 127.0.0.1; echo 127.0.0.1;; requeue) echo "$2" >> "$FAKES/requeued";; esac',
-    # As on a cluster, all processes of the steps are signalled: torchruns and their workers.
+    # As on a cluster, all processes of the steps are signaled: torchruns and their workers.
     "scancel": 'for task in $(cat "$FAKES/tasks"); do kill -TERM $task $(ps -o pid= --ppid $task); done',
     "srun": """
         while [[ $1 == --* ]]; do shift; done

@@ -45,7 +45,7 @@ class Launcher:
         return self.note
 
     def note(self, *args: Any, num_warps: int = 4, **constants: Any) -> None:
-        """Specialise as Triton does: constants, ones, and multiples of 16 are compiled in; tensors lie at such too."""
+        """Specialize as Triton does: constants, ones, and multiples of 16 are compiled in; tensors lie at such too."""
         values = dict(zip(self.kernel.arg_names, args, strict=False)) | constants
         signature, constexprs, attributes = {}, {}, {}
         for place, parameter in enumerate(self.kernel.params):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_plan import make_plan, make_table
 
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
@@ -16,7 +17,6 @@ from adamae.pipeline.planning import rng, sample_order
 from adamae.pipeline.planning.rng import Purpose
 from adamae.pipeline.planning.sample_order import SampleOrder
 from adamae.pipeline.shards.dataset import ShardDataset
-from tests.pipeline.test_plan import make_plan, make_table
 
 STEP = 12
 
