@@ -1,10 +1,11 @@
-"""What to shard: find the videos of a folder, a list or an archive, and give each a name, a label and a location."""
+"""Find the videos of a folder, a list or an archive: each gets a name, a label and a location."""
 
 import glob
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,116 +34,187 @@ __all__ = [
     "read_label_map",
 ]
 
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # of Hugging Face's folders
+# The tables that Hugging Face puts beside the videos of a folder.
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
     """Find all videos of `inputs`; `skipped` of the result counts files without a video's name.
 
-    `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of tars, a list (-: on
-    stdin), lists whose names match a pattern, or a URL of a folder. Raise InputError if nothing is found.
+    `inputs` is a folder (labels: the names of its sub-folders, if it has any), a tar or a folder of
+    tars, a list (-: on stdin), a pattern that names of lists match, or a URL of a folder. Raise
+    InputError if nothing is found.
     """
     options = options or ListOptions()
-    found, path = ItemStore(), Path(inputs)
+    store = ItemStore()
+    path = Path(inputs)
     if inputs == "-":
-        with tempfile.NamedTemporaryFile() as copy:  # lists are read more than once
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.flush()
-            _read_list(
-                Path(copy.name), found, replace(options, root=options.root or "."), where="stdin"
-            )
+        _read_stdin(store, options)
     elif is_remote(inputs):
-        found.add(folders.list_url(inputs, found.skipped))
-        found.label_by_folder(options, inputs)
+        store.add(folders.list_url(inputs, store.skipped))
+        store.label_by_folder(options, inputs)
     elif path.is_dir():
-        _read_folder(path, found, options)
+        _read_folder(path, store, options)
     elif path.suffix == ".tar" and path.exists():
-        found.add(list_tars([path], path.parent, found.skipped, options.label))
-        found.label_by_folder(options, inputs, num_outer=1)
+        _read_tars([path], path.parent, store, options)
     elif folders.has_video_extension(path.name) and path.exists():
-        found.add([folders.make_item(path.name, path)])
+        store.add([folders.make_item(path.name, path)])
     else:
-        lists = [inputs] if path.exists() else sorted(glob.glob(inputs))
-        if not lists:
-            raise InputError(f"{path} does not exist: give a folder of videos or a list of them")
-        for name in lists:
-            _read_list(Path(name), found, options)
-    found.deduplicate(options.unlabeled, options.constant_label)
-    if not found.has_only_arrays:  # beside videos they are features of these, or tables
-        found.skip_arrays("arrays beside videos")
-    if not len(found):
+        for list_path in _match_lists(inputs):
+            _read_list(list_path, store, options)
+    store.deduplicate(options.unlabeled, options.constant_label)
+    if not store.has_only_arrays:
+        # Beside videos, arrays are features of these, or tables.
+        store.skip_arrays("arrays beside videos")
+    if not len(store):
         what = f"no video found in {inputs} (.mp4, .avi, .mkv, .webm, …)"
-        raise InputError("; ".join([what, *found.skipped.lines()]))
-    return found
+        raise InputError("; ".join([what, *store.skipped.lines()]))
+    return store
+
+
+def _match_lists(inputs: str) -> list[Path]:
+    """Return the list of this name, or those that match it. Raise InputError if there is none."""
+    path = Path(inputs)
+    if path.exists():
+        return [path]
+    paths = [Path(name) for name in sorted(glob.glob(inputs))]
+    if not paths:
+        raise InputError(f"{path} does not exist: give a folder of videos or a list of them")
+    return paths
+
+
+def _read_stdin(store: ItemStore, options: ListOptions) -> None:
+    # A list is read several times (its encoding, its columns, its rows), so stdin is copied first.
+    with tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        # Without --root, names are relative to the current folder, not to that of the copy.
+        options = replace(options, root=options.root or ".")
+        _read_list(Path(copy.name), store, options, where="stdin")
 
 
 def _read_list(
-    path: Path, found: ItemStore, options: ListOptions, prefix: str = "", where: str = ""
+    path: Path, store: ItemStore, options: ListOptions, prefix: str = "", where: str = ""
 ) -> None:
+    """Add the items of a list, each source with `prefix`; messages call the list `where`."""
     reader = ListReader(path, options, where or str(path))
-    found.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
-    found.notes.append(reader.describe())
+    store.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
+    store.notes.append(reader.describe())
 
 
-def _read_folder(path: Path, found: ItemStore, options: ListOptions) -> None:
-    """Read the first that there is: metadata, a data set of LeRobot, videos, tars, tables, folders of frames."""
-    inner = [folder for folder in sorted(path.glob("*/")) if not folders.is_hidden(folder.name)]
-    if table := _find_metadata(path):
-        _read_list(table, found, options)
+def _read_tars(tars: list[Path], folder: Path, store: ItemStore, options: ListOptions) -> None:
+    store.add(list_tars(tars, folder, store.skipped, options.label))
+    # The first folder of a source is its tar's name, which is no class.
+    where = tars[0] if len(tars) == 1 else folder
+    store.label_by_folder(options, str(where), num_outer=1)
+
+
+def _read_folder(folder: Path, store: ItemStore, options: ListOptions) -> None:
+    """Read the first of these that there is: metadata, LeRobot, videos, tars, tables, frames."""
+    if _read_metadata(folder, store, options):
         return
-    if any(map(_find_metadata, inner)):
-        inner = [
-            folder
-            for folder in inner
-            if _find_metadata(folder) or any(folders.list_folder(folder, Skipped()))
-        ]
-        for folder in _choose_subset(inner, options, path):
-            if not (table := _find_metadata(folder)):
-                what = f"{folder} has no metadata, as other folders beside it have"
-                raise InputError(f"{what}: give one of these as INPUT")
-            _read_list(table, found, options, f"{folder.name}/")
+    if _read_lerobot(folder, store):
         return
-    if sets := folders.find_lerobot_sets(path):
-        for folder in sets:
-            found.add(folders.list_episodes(folder, path))
-        found.notes.append(
-            f"{path} is a data set of LeRobot: a sample an episode and camera, no labels"
-        )
-        return
-    found.add(folders.list_folder(path, found.skipped))
-    tars = [tar for tar in sorted(path.glob("*.tar")) if not folders.is_hidden(tar.name)]
-    if tars and found.has_only_arrays:  # tables of our shards are arrays
-        found.skip_arrays("arrays beside tars")
-        found.add(list_tars(tars, path, found.skipped, options.label))
-        found.label_by_folder(options, str(tars[0] if len(tars) == 1 else path), num_outer=1)
+    store.add(folders.list_folder(folder, store.skipped))
+    tars = list(_visible(folder, "*.tar"))
+    if tars and store.has_only_arrays:
+        # Beside the tars of our own shards lie tables, which are arrays.
+        store.skip_arrays("arrays beside tars")
+        _read_tars(tars, folder, store, options)
         return
     for tar in tars:
-        found.skipped.add("tars, which are read only where no videos lie beside them", tar.name)
-    if not len(found) and (names := sorted(found.skipped.take(folders.PARQUET))):
-        tables = [
-            path / name for name in names if not (path / name).with_suffix(".tar").exists()
-        ]  # video2dataset's
-        for table in _choose_subset(tables, options, path):
-            _read_list(table, found, options)
+        store.skipped.add("tars, which are read only where no videos lie beside them", tar.name)
+    if not len(store) and _read_tables(folder, store, options):
         return
-    if not len(found) and (frames := found.skipped.take(folders.FRAME_FOLDERS)):
-        found.add(Item(name, str((path / name).absolute())) for name in frames)
-        note = "folders of numbered pictures are read as videos, a picture a frame: no photos should be among them"
-        found.notes.append(f"{len(found)} {note}")
-    found.label_by_folder(options, str(path))
+    if not len(store):
+        _add_frame_folders(folder, store)
+    store.label_by_folder(options, str(folder))
+
+
+def _visible(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield what matches `pattern` in a folder, in order of names, without what is hidden."""
+    for path in sorted(folder.glob(pattern)):
+        if not folders.is_hidden(path.name):
+            yield path
 
 
 def _find_metadata(folder: Path) -> Path | None:
-    return next((folder / name for name in METADATA if (folder / name).is_file()), None)
+    for name in METADATA:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
-def _choose_subset(places: list[Path], options: ListOptions, where: Path) -> list[Path]:
-    """Leave out folders, or tables, of subsets that are not wanted, if all are called by subsets."""
-    names = {
-        place: re.split("[-.]", place.name)[0] for place in places
-    }  # train-00000-of-00002.parquet
-    groups = {name: folders.GROUPS.get(name.lower()) for name in names.values()}
-    unwanted = (
-        folders.choose_subset(groups, options.subset, str(where)) if all(groups.values()) else set()
+def _read_metadata(folder: Path, store: ItemStore, options: ListOptions) -> bool:
+    """Read the metadata of a folder, or of the folders in it; return whether there is any.
+
+    Raise InputError if one of the inner folders has metadata and another, with videos, has none.
+    """
+    table = _find_metadata(folder)
+    if table is not None:
+        _read_list(table, store, options)
+        return True
+    inner_folders = list(_visible(folder, "*/"))
+    if not any(_find_metadata(inner) for inner in inner_folders):
+        return False
+    # Folders of documentation or scripts need no metadata: they hold no video.
+    candidates = [inner for inner in inner_folders if _find_metadata(inner) or _holds_videos(inner)]
+    for inner in _choose_subset(candidates, options, folder):
+        table = _find_metadata(inner)
+        if table is None:
+            what = f"{inner} has no metadata, as other folders beside it have"
+            raise InputError(f"{what}: give one of these as INPUT")
+        _read_list(table, store, options, f"{inner.name}/")
+    return True
+
+
+def _holds_videos(folder: Path) -> bool:
+    return any(folders.list_folder(folder, Skipped()))
+
+
+def _read_lerobot(folder: Path, store: ItemStore) -> bool:
+    """Read data sets of LeRobot: the folder, or those in it; return whether there is one."""
+    data_sets = folders.find_lerobot_sets(folder)
+    for data_set in data_sets:
+        store.add(folders.list_episodes(data_set, folder))
+    if data_sets:
+        what = "is a data set of LeRobot: a sample an episode and camera, no labels"
+        store.notes.append(f"{folder} {what}")
+    return bool(data_sets)
+
+
+def _read_tables(folder: Path, store: ItemStore, options: ListOptions) -> bool:
+    """Read the Parquet tables that were skipped as no videos; return whether there were any."""
+    paths = [folder / name for name in sorted(store.skipped.take(folders.PARQUET))]
+    # video2dataset writes a table beside each tar, about the same videos.
+    tables = [path for path in paths if not path.with_suffix(".tar").exists()]
+    for table in _choose_subset(tables, options, folder):
+        _read_list(table, store, options)
+    return bool(paths)
+
+
+def _add_frame_folders(folder: Path, store: ItemStore) -> None:
+    """Take folders of frames for videos; they were skipped as no files of videos."""
+    names = store.skipped.take(folders.FRAME_FOLDERS)
+    if not names:
+        return
+    store.add(Item(name, str((folder / name).absolute())) for name in names)
+    # Cameras number photos, too, and nothing tells these from frames.
+    store.notes.append(
+        f"{len(store)} folders of numbered pictures are read as videos, a picture a frame:"
+        " no photos should be among them"
     )
-    return [place for place in places if names[place] not in unwanted]
+
+
+def _choose_subset(paths: list[Path], options: ListOptions, where: Path) -> list[Path]:
+    """Return the folders, or tables, of the subset that the options name.
+
+    All are returned unless each is called by a subset, as train/ or train-00000-of-00002.parquet.
+    Raise InputError if there are several subsets and the options name none.
+    """
+    names = {path: re.split("[-.]", path.name)[0] for path in paths}
+    groups = {name: folders.GROUPS.get(name.lower()) for name in names.values()}
+    if not all(groups.values()):
+        return paths
+    excluded = folders.choose_subset(groups, options.subset, str(where))
+    return [path for path in paths if names[path] not in excluded]

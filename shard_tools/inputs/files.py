@@ -1,4 +1,7 @@
-"""Find the file that a list means: lists omit extensions and folders, and write names as another system did."""
+"""Find the file that a list means.
+
+Lists omit extensions and folders, and write names as another system did.
+"""
 
 import os
 import re
@@ -14,68 +17,84 @@ from adamae.shard_tools.inputs.folders import has_video_extension, is_frame_fold
 from adamae.shard_tools.inputs.item import Skipped
 from adamae.shard_tools.temp_table import TempTable
 
+# A name without an extension is tried with each of these, in this order.
 OMITTED_EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".mov")
 # yt-dlp names a download "title [id].mp4", and youtube-dl "title-id.mp4".
 DOWNLOAD = re.compile(r".*(?:\[([^\[\]]+)\]|-([\w-]{11}))\.\w+", re.DOTALL)
-MAX_NAMED = 3  # files of one name in a sentence
+# Files of one name that a sentence gives.
+MAX_NAMED = 3
+# A listed folder takes about 100 bytes a name.
+MAX_LISTED_FOLDERS = 1024
 
 
 class Finder:
-    """Looks names up below `root`: as they are, with an extension, and, once it is indexed, wherever they lie; returns
-    paths relative to it, or absolute. Folders are listed rather than asked about each file."""
+    """Finds files below `root` by the names that lists give them.
+
+    They are found as they are called, with an extension that the list omits, and, once `index` was
+    called, wherever they lie. Paths are relative to the root, or absolute. Folders are listed
+    rather than asked about each file: on network storage, that is a request instead of thousands.
+    """
 
     def __init__(self, root: Path, suffix: str = "") -> None:
-        self.root, self.suffix = root, suffix
+        self.root = root
+        self.suffix = suffix
         self.absolute = str(root.absolute())
-        self.finds_urls = True  # by their last part: they were downloaded
+        # A URL means the downloaded file that is called as its last part.
+        self.finds_urls = True
         self._index: TempTable | None = None
-        self._list = lru_cache(1024)(self._list_folder)  # about 100 bytes a name
+        self._list = lru_cache(MAX_LISTED_FOLDERS)(self._list_folder)
 
     def find(self, name: str) -> str | None:
-        """Return the path of the video file, or folder of frames, that a list means by a name."""
+        """Return the path of the video, or folder of frames, that a list means by a name."""
         if self.finds_urls and is_remote(name):
             name = name.partition("?")[0].rpartition("/")[2]
-        for extension in OMITTED_EXTENSIONS[: 1 if has_video_extension(name) else None]:
-            if found := self._look_at(name + extension):
-                return found
+        extensions = ("",) if has_video_extension(name) else OMITTED_EXTENSIONS
+        for extension in extensions:
+            path = self._look_at(name + extension)
+            if path is not None:
+                return path
         matches = self._look_up(name)
         if len(matches) == 1:
             return self._look_at(matches[0])
-        text = name if name.isascii() else to_text(name)  # the list may not be UTF-8
+        # The list may be in Windows-1252.
+        text = name if name.isascii() else to_text(name)
         return self.find(text) if text != name else None
 
     def has(self, name: str) -> bool:
-        """Whether there is a video of this name, which may lack the suffix."""
+        """Return whether there is a video of this name, which may lack the suffix."""
         return bool(name) and self.find(name + self.suffix) is not None
 
     def count_frames(self, name: str) -> int:
-        """Count the frames in a folder of this name; 0 if there is none."""
-        found = self.find(name)
-        if not found or not (folder := self.root / found).is_dir():
+        """Return the number of frames in a folder of this name; 0 if there is none."""
+        path = self.find(name)
+        if path is None:
             return 0
-        return sum(
-            folders.PICTURE.fullmatch(entry.name) is not None for entry in os.scandir(folder)
-        )
+        folder = self.root / path
+        if not folder.is_dir():
+            return 0
+        return sum(bool(folders.PICTURE.fullmatch(entry.name)) for entry in os.scandir(folder))
 
     def locate(self, path: str) -> tuple[str, str]:
-        """Return the name of the source, relative to the root if it lies below, and the absolute path."""
+        """Return the source, relative to the root if it lies below, and the absolute path."""
         if path[0] != "/":
             return PurePosixPath(path).as_posix(), f"{self.absolute}/{path}"
         relative = os.path.relpath(path, self.root)
         return path if relative.startswith("..") else relative, path
 
     def _look_at(self, name: str) -> str | None:
+        """Return the path if it is a file or a folder of frames."""
         name = name.rstrip("/")
         folder, slash, base = name.rpartition("/")
-        is_file, path = self._list(folder + slash).get(base), os.path.join(self.root, name)
-        return (
-            name
-            if is_file or (is_file is False and os.path.isdir(path) and is_frame_folder(path))
-            else None
-        )
+        is_file = self._list(folder + slash).get(base)
+        if is_file is None:
+            return None
+        path = os.path.join(self.root, name)
+        if is_file or (os.path.isdir(path) and is_frame_folder(path)):
+            return name
+        return None
 
     def _list_folder(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, and whether they are files."""
+        """Return the names in a folder, and whether they are files; none if it cannot be listed."""
         try:
             with os.scandir(os.path.join(self.root, folder)) as entries:
                 return {entry.name: entry.is_file() for entry in entries}
@@ -83,48 +102,65 @@ class Finder:
             return {}
 
     def index(self) -> None:
-        """Walk all of `root`: from now on names are found without their folders, extension, case and normal form."""
+        """Walk all of `root`, to find names without their folders, extension, case, normal form."""
+        # A table on disk, since a collection may have 10 million files.
         self._index = TempTable("CREATE TABLE files (name TEXT, path TEXT)")
         self._index.insert("files", self._walk(), 2)
         self._index.run("CREATE INDEX by_name ON files (name)")
 
     def _walk(self) -> Iterator[tuple[str, str]]:
+        """Yield (normalized name, path) of all videos; those of downloads also as ([id], path)."""
         for folder, files in folders.walk_folders(self.root, Skipped()):
             videos = [name for name in files if has_video_extension(name) and not is_hidden(name)]
             for name in videos:
-                yield _normalize(name)[-1], folder + name
-                if match := DOWNLOAD.fullmatch(name):
-                    yield f"[{match[1] or match[2]}]", folder + name
-            if not videos and folder and is_frame_folder(self.root / folder):
+                path = folder + name
+                yield _normalize(name)[-1], path
+                match = DOWNLOAD.fullmatch(name)
+                if match:
+                    yield f"[{match[1] or match[2]}]", path
+            if folder and not videos and is_frame_folder(self.root / folder):
                 yield _normalize(folder)[-1], folder.rstrip("/")
 
     def _look_up(self, name: str) -> list[str]:
-        """List the files that `name` may mean: the folders of one must be the last folders of the other."""
-        wanted = _normalize(name)
-        found = []
-        for path in self._get_paths(wanted[-1]):
-            length = min(len(parts := _normalize(path)), len(wanted))
-            if parts[-length:] == wanted[-length:]:
-                found.append(path)
-        exact = [path for path in found if path.endswith(name)]
-        return (exact if len(exact) == 1 else found) or self._get_paths(f"[{name}]")
+        """Return the indexed files that `name` may mean, or else the downloads with this id.
+
+        The folders of one must be the last folders of the other: /home/x/walk/c.mp4 means
+        walk/c.mp4, and c means both walk/c.mp4 and run/c.mp4.
+        """
+        parts = _normalize(name)
+        matches = []
+        for path in self._get_paths(parts[-1]):
+            path_parts = _normalize(path)
+            length = min(len(path_parts), len(parts))
+            if path_parts[-length:] == parts[-length:]:
+                matches.append(path)
+        # Of a.mp4 and A.MP4, a.mp4 means the former.
+        exact = [path for path in matches if path.endswith(name)]
+        if len(exact) == 1:
+            return exact
+        return matches or self._get_paths(f"[{name}]")
 
     def _get_paths(self, name: str) -> list[str]:
-        rows = self._index.run("SELECT path FROM files WHERE name = ?", name) if self._index else ()
+        if self._index is None:
+            return []
+        rows = self._index.run("SELECT path FROM files WHERE name = ?", name)
         return [path for (path,) in rows]
 
     def explain(self, name: str) -> str:
-        """Say why a name is not found."""
+        """Return the reason why a name is not found."""
         matches = self._look_up(name)
         if len(matches) > 1:
-            return (
-                f"{len(matches)} files may be meant by it: {', '.join(sorted(matches)[:MAX_NAMED])}"
-            )
-        return folders.examine(self.root / name)[1] or "its folder cannot be listed"
+            examples = ", ".join(sorted(matches)[:MAX_NAMED])
+            return f"{len(matches)} files may be meant by it: {examples}"
+        _, problem = folders.examine(self.root / name)
+        return problem or "its folder cannot be listed"
 
 
 def _normalize(name: str) -> list[str]:
-    """Return the parts of a path without the extension and whatever systems write differently."""
+    """Return the parts of a path without the extension and what systems write differently.
+
+    Videos\\Été.MP4 becomes ["videos", "été"], whether é is one code point or two.
+    """
     if has_video_extension(name):
         name = name.rpartition(".")[0]
     if not name.isascii():

@@ -20,109 +20,157 @@ from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Skipped
 from adamae.shard_tools.inputs.location import import_pyarrow
 
+# The file by which a folder is known to be a data set of LeRobot.
 LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-FRAME_FOLDERS = "folders of frames beside videos"
-TABLES = "tables and texts: give a list of videos itself as INPUT"
-PARQUET = "tables in Parquet, which are read where no videos lie beside them"
-NUM_LOOKED_AT = 100  # entries of a folder
-PART = re.compile(  # of video2dataset and others; days, cameras, recordings
-    r"\d{5,}|\d{4}[-_.]\d\d[-_.]\d\d.*|(part|chunk|shard|batch|cam|camera|view|session|rec|recording|episode)[-_]?\d+",
+# Entries of a folder that are looked at to tell whether it holds frames.
+NUM_LOOKED_AT = 100
+# Folders that a sentence names.
+NUM_NAMED = 5
+# Names of folders that divide a collection by size, day, camera or recording: they are no classes.
+PART = re.compile(
+    # 00000 (a part of video2dataset's), 2024-05-31_office
+    r"\d{5,}|\d{4}[-_.]\d\d[-_.]\d\d.*"
+    r"|(part|chunk|shard|batch|cam|camera|view|session|rec|recording|episode)[-_]?\d+",
     re.IGNORECASE,
 )
-PLACES = set(
+# Names of folders that say what files are, not what these show.
+CONTAINERS = set(
     "video videos clip clips data raw full media files frames images mp4 downloads".split()
-)  # of all classes
-NUM_NAMED = 5  # folders in a sentence
+)
 SUBSETS = {
     "train": "train training trainset",
     "val": "val valid validation validate dev",
     "test": "test testing",
 }
-GROUPS = {
-    name: group for group, names in SUBSETS.items() for name in names.split()
-}  # what subsets are called
+# What subsets are called, with their usual names: validation is val.
+GROUPS = {name: group for group, names in SUBSETS.items() for name in names.split()}
+FRAME_FOLDERS = "folders of frames beside videos"
+TABLES = "tables and texts: give a list of videos itself as INPUT"
+PARQUET = "tables in Parquet, which are read where no videos lie beside them"
 ARCHIVE = r"\.(zip|7z|rar|tgz|tbz2?|txz|gz|bz2|xz|zst|lz4)"
-KINDS = {  # what else files are by their names, and what to do about them
+# What files that are no videos are, and what to do about them; the first pattern in a name decides.
+KINDS = {
     "unfinished downloads: complete them": r"\.(part|ytdl|crdownload|download|partial|aria2)$",
-    "volumes (NIfTI, DICOM, microscopes): save the frames of each video as an .npy": r"\.(nii(\.gz)?|dcm|czi|nd2|lif)$",
+    "volumes (NIfTI, DICOM, microscopes): save the frames of each video as an .npy": (
+        r"\.(nii(\.gz)?|dcm|czi|nd2|lif)$"
+    ),
     "archives: unpack them": rf"(?<!\.part\d)(?<!\.part\d\d){ARCHIVE}$",
-    "parts of archives: join those of tar (cat PART* > ARCHIVE), unpack the first of 7z, rar or zip"
-    " with 7z": rf"(({ARCHIVE}|\.tar)[-._]?(part)?[-._]?([a-z]{{2}}|\d{{1,3}})"
-    r"|\.z\d\d|\.part\d+\.rar)$",
+    "parts of archives: join those of tar (cat PART* > ARCHIVE),"
+    " unpack the first of 7z, rar or zip with 7z": (
+        rf"(({ARCHIVE}|\.tar)[-._]?(part)?[-._]?([a-z]{{2}}|\d{{1,3}})|\.z\d\d|\.part\d+\.rar)$"
+    ),
     "tars, which are read only where they lie in INPUT itself, not below it": r"\.tar$",
-    "TIFF files: save a stack as an .npy, or its frames as numbered .png files in a folder": r"\.tiff?$",
-    "pictures: convert animated ones to .mp4; numbered frames lie in a folder of their"
-    " own": r"\.(jpe?g|png|apng|bmp|webp|heic|heif|avif)$",
+    "TIFF files: save a stack as an .npy, or its frames as numbered .png files in a folder": (
+        r"\.tiff?$"
+    ),
+    "pictures: convert animated ones to .mp4; numbered frames lie in a folder of their own": (
+        r"\.(jpe?g|png|apng|bmp|webp|heic|heif|avif)$"
+    ),
     "arrays: save the frames of each video as an .npy": r"\.(npz|h5|hdf5|mat|pkl|pickle|pt|zarr)$",
     "raw frames: give them a header (ffmpeg -s WIDTHxHEIGHT -i IN.yuv OUT.y4m)": r"\.(yuv|rgb)$",
-    "playlists of streams: save each as a file (ffmpeg -i PLAYLIST -c copy VIDEO.mp4)": r"\.(m3u8|mpd)$",
+    "playlists of streams: save each as a file (ffmpeg -i PLAYLIST -c copy VIDEO.mp4)": (
+        r"\.(m3u8|mpd)$"
+    ),
     TABLES: r"\.(csv|tsv|txt|json|jsonl|ndjson|xlsx?|xml)$",
     PARQUET: r"\.parquet$",
 }
 
 
 def label_folders(
-    counts: Mapping[str, int], options: ListOptions, where: str
+    num_videos: Mapping[str, int], options: ListOptions, where: str
 ) -> dict[str, tuple[str, ...] | None]:
-    """Return the labels of the videos in each folder, given how many each holds; without those of unwanted subsets.
-    Classes are the first folders that differ, below train, val and test; one that holds all is no class. Raise
-    InputError if none of several subsets is wanted, or the folders are hardly classes and nobody says so."""
-    paths = {folder: folder.split("/") if folder else [] for folder in counts}
-    depth, unwanted, subset_depth = 0, set[str](), None
-    while paths and all(len(parts) > depth for parts in paths.values()):
-        groups = {parts[depth]: GROUPS.get(parts[depth].lower()) for parts in paths.values()}
-        if all(groups.values()) and subset_depth is None:
-            unwanted, subset_depth = choose_subset(groups, options.subset, where), depth
-        elif len(groups) > 1:
+    """Return the labels of the videos in each folder, without folders of other subsets.
+
+    Classes are the first folders that differ, below train, val and test: of a/train/run/day1 and
+    a/train/walk, they are run and walk. Raise InputError if the options name none of several
+    subsets, or the folders are hardly classes and no option says so.
+
+    Args:
+        num_videos: the number of videos of each folder, "" for those beside the folders.
+        where: the input, for messages.
+    """
+    parts_by_folder = {folder: folder.split("/") if folder else [] for folder in num_videos}
+    depth, subset_depth = _find_depths(list(parts_by_folder.values()))
+    excluded: set[str] = set()
+    if subset_depth is not None:
+        names = [parts[subset_depth] for parts in parts_by_folder.values()]
+        groups = {name: GROUPS[name.lower()] for name in names}
+        excluded = choose_subset(groups, options.subset, where)
+
+    classes: dict[str, str] = {}
+    for folder, parts in parts_by_folder.items():
+        if options.label == FOLDER:
+            if parts:
+                classes[folder] = parts[-1]
+        elif len(parts) > depth and not PART.fullmatch(parts[depth]):
+            classes[folder] = parts[depth]
+    # What the user calls classes is not doubted.
+    if options.label != FOLDER and not _are_classes(classes, num_videos, options, where):
+        classes = {}
+
+    labels: dict[str, tuple[str, ...] | None] = {}
+    for folder, parts in parts_by_folder.items():
+        if subset_depth is None or parts[subset_depth] not in excluded:
+            labels[folder] = (classes[folder],) if folder in classes else None
+    return labels
+
+
+def _find_depths(paths: list[list[str]]) -> tuple[int, int | None]:
+    """Return the depths of the first folders that differ, and of the subsets if there are any.
+
+    Of data/train/run and data/test/walk, these are 2 and 1.
+    """
+    depth = 0
+    subset_depth = None
+    while paths and all(len(parts) > depth for parts in paths):
+        names = {parts[depth] for parts in paths}
+        if subset_depth is None and all(name.lower() in GROUPS for name in names):
+            subset_depth = depth
+        elif len(names) > 1:
             break
         depth += 1
-    inner = {folder: parts[depth] for folder, parts in paths.items() if len(parts) > depth}
-    classes = {folder: name for folder, name in inner.items() if not PART.fullmatch(name)}
-    if options.label == FOLDER:
-        classes = {folder: parts[-1] for folder, parts in paths.items() if parts}
-    elif (
-        options.unlabeled
-        or len({*classes.values()}) < 2
-        or _are_unclear(classes, counts, options, where)
-    ):
-        classes = {}
-    return {
-        folder: (classes[folder],) if folder in classes else None
-        for folder, parts in paths.items()
-        if subset_depth is None or parts[subset_depth] not in unwanted
-    }
+    return depth, subset_depth
 
 
-def _are_unclear(
-    classes: dict[str, str], counts: Mapping[str, int], options: ListOptions, where: str
+def _are_classes(
+    classes: dict[str, str], num_videos: Mapping[str, int], options: ListOptions, where: str
 ) -> bool:
-    """Whether folders are hardly classes; raise InputError if so, unless these are none then."""
-    videos = dict.fromkeys(sorted({*classes.values()}), 0)
-    for folder, name in classes.items():
-        videos[name] += counts[folder]
-    names = ", ".join(map(printable, [*videos][:NUM_NAMED]))
-    fix = "give --unlabeled, or --label-column folder if the folder of a file is its class"
-    if not PLACES.isdisjoint(map(str.lower, videos)):
-        problem = f"not all folders in {where} are classes ({names}): {fix}, or one of the folders as INPUT"
-    elif {*videos.values()} == {1}:
-        problem = (
-            f"each of the {len(videos)} folders in {where} holds a single video ({names}): {fix}"
-        )
-    else:
+    """Return whether the names in `classes`, by folder, are classes.
+
+    Raise InputError if they hardly are, unless the options say what they are then.
+    """
+    if options.unlabeled or len(set(classes.values())) < 2:
         return False
+    videos_by_class = dict.fromkeys(sorted(set(classes.values())), 0)
+    for folder, name in classes.items():
+        videos_by_class[name] += num_videos[folder]
+    names = ", ".join(printable(name) for name in list(videos_by_class)[:NUM_NAMED])
+    fix = "give --unlabeled, or --label-column folder if the folder of a file is its class"
+    if any(name.lower() in CONTAINERS for name in videos_by_class):
+        what = f"not all folders in {where} are classes ({names})"
+        fix = f"{fix}, or one of the folders as INPUT"
+    elif set(videos_by_class.values()) == {1}:
+        # Recordings often have a folder each.
+        what = f"each of the {len(videos_by_class)} folders in {where} holds a single video"
+        what = f"{what} ({names})"
+    else:
+        return True
     if options.asks:
-        raise InputError(problem)
-    return True
+        raise InputError(f"{what}: {fix}")
+    return False
 
 
 def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
-    """Return the subsets, by name with their usual one, that are not wanted. Raise InputError if none of several is."""
+    """Return the names of the subsets that `subset` excludes.
+
+    `groups` are the names with the usual ones: {"validation": "val"}. `subset` may be either, or
+    "all". Raise InputError if it is none of several.
+    """
     names = ", ".join(sorted(groups))
     if len(groups) > 1 and subset is None:
-        raise InputError(
-            f"{where} has several subsets, {names}: give --subset NAME, or --subset all"
-        )
+        what = f"{where} has several subsets, {names}"
+        raise InputError(f"{what}: give --subset NAME, or --subset all")
     if subset in (None, "all") or not groups:
         return set()
     if subset not in groups.values() and subset not in groups:
@@ -131,19 +179,30 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
 
 
 def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders (as "" or "run/"), each once, with the names of their files; hidden ones are skipped."""
+    """Yield all folders (as "" or "run/"), each once, with the names of their files.
+
+    Hidden folders are skipped. Raise InputError if a folder cannot be listed.
+    """
     seen: set[tuple[int, int]] = set()
-    for parent, inner, files in os.walk(folder, followlinks=True, onerror=_refuse_unlistable):
+    for parent, inner_folders, files in os.walk(
+        folder, followlinks=True, onerror=_refuse_unlistable
+    ):
         prefix = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         status = os.stat(parent)
-        if (status.st_dev, status.st_ino) in seen:  # through a link that leads back up
+        # A link may lead back up, and a walk would never end.
+        if (status.st_dev, status.st_ino) in seen:
             skipped.add("folders that were seen under another name", prefix.rstrip("/"))
-            inner.clear()
+            inner_folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        for name in filter(is_hidden, inner):
-            skipped.add(HIDDEN, f"{prefix}{name}/")
-        inner[:] = sorted(name for name in inner if not is_hidden(name))
+        visible_folders = []
+        for name in inner_folders:
+            if is_hidden(name):
+                skipped.add(HIDDEN, f"{prefix}{name}/")
+            else:
+                visible_folders.append(name)
+        # os.walk goes on with what is in its list.
+        inner_folders[:] = sorted(visible_folders)
         yield prefix, files
 
 
@@ -163,86 +222,92 @@ def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
 
 
 def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
-    """Yield the videos below a folder in object storage."""
+    """Yield the videos below a folder in object storage. Raise InputError if it has no listing."""
     try:
         filesystem, folder = fsspec.core.url_to_fs(url)
-        found: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
+        details_by_path: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
     except (ImportError, ValueError, OSError) as error:
         raise InputError(f"{url} cannot be listed ({error})") from error
-    for path, details in found.items():
+    for path, details in details_by_path.items():
         name = PurePosixPath(path).relative_to(PurePosixPath(folder)).as_posix()
         parts = name.split("/")
-        if kind := HIDDEN if any(map(is_hidden, parts)) else classify_name(parts[-1]):
+        kind = HIDDEN if any(is_hidden(part) for part in parts) else classify_name(parts[-1])
+        if kind is not None:
             skipped.add(kind, name)
             continue
-        problem = (
-            "its name holds ::, which stands for an archive in URLs: rename it"
-            if "::" in name
-            else None
-        )
-        yield Item(
-            name, filesystem.unstrip_protocol(path), None, int(details.get("size") or 0), problem
-        )
+        problem = None
+        if "::" in name:
+            # fsspec chains file systems so.
+            problem = "its name holds ::, which stands for an archive in URLs: rename it"
+        num_bytes = int(details.get("size") or 0)
+        yield Item(name, filesystem.unstrip_protocol(path), None, num_bytes, problem)
 
 
 def find_lerobot_sets(folder: Path) -> list[Path]:
     """List the data sets of LeRobot: the folder itself, or those in it."""
-    found = (
-        [folder / LEROBOT] if (folder / LEROBOT).is_file() else sorted(folder.glob(f"*/{LEROBOT}"))
-    )
-    return [info.parent.parent for info in found if b"codebase_version" in info.read_bytes()]
+    info = folder / LEROBOT
+    infos = [info] if info.is_file() else sorted(folder.glob(f"*/{LEROBOT}"))
+    return [info.parent.parent for info in infos if b"codebase_version" in info.read_bytes()]
 
 
 def list_episodes(folder: Path, where: Path) -> Iterator[Item]:
-    """Yield the episodes of a data set of version 2 (a file each) or 3 (several a file), named relative to `where`."""
+    """Yield the episodes of a data set of LeRobot, an item an episode and camera.
+
+    Version 2 has a file an episode, version 3 has several in a file: these are segments. Names are
+    relative to `where`. Raise InputError if the tables are not LeRobot's.
+    """
     try:
         info = json.loads((folder / LEROBOT).read_text(encoding="utf-8"))
-        cameras = [
-            name for name, feature in info["features"].items() if feature["dtype"] == "video"
-        ]
+        features = info["features"].items()
+        cameras = [name for name, feature in features if feature["dtype"] == "video"]
         for episode in _read_episodes(folder):
-            index = episode["episode_index"]
-            place = {"episode_index": index, "episode_chunk": index // info["chunks_size"]}
             for camera in cameras:
-                start = f"videos/{camera}/"
-                said = {
-                    name.removeprefix(start): value
-                    for name, value in episode.items()
-                    if name.startswith(start)
-                }
-                path = folder / info["video_path"].format(video_key=camera, **place, **said)
-                fields = {"episode": index, "camera": camera}
-                fields |= {name: episode[name] for name in ("tasks", "length") if name in episode}
-                segment = ""
-                if "from_timestamp" in said:
-                    segment = str(Segment(said["from_timestamp"], said["to_timestamp"]))
-                item = make_item(path.relative_to(where).as_posix(), path)
-                yield msgspec.structs.replace(
-                    item, segment=segment, fields=json.dumps(fields, ensure_ascii=False)
-                )
+                yield _make_episode(folder, where, info, episode, camera)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        what = (
-            f"{folder} is a data set of LeRobot, and its tables in meta/ cannot be read ({error!r})"
-        )
-        raise InputError(f"{what}: give the folder videos/ in it, with --unlabeled") from error
+        what = f"{folder} is a data set of LeRobot, and its tables in meta/ cannot be read"
+        fix = "give the folder videos/ in it, with --unlabeled"
+        raise InputError(f"{what} ({error!r}): {fix}") from error
+
+
+def _make_episode(
+    folder: Path, where: Path, info: dict[str, Any], episode: dict[str, Any], camera: str
+) -> Item:
+    index = episode["episode_index"]
+    # The names that a template such as videos/{video_key}/file-{file_index:03d}.mp4 holds.
+    names = {"episode_index": index, "episode_chunk": index // info["chunks_size"]}
+    # Version 3 has a column a camera, such as videos/top/from_timestamp.
+    prefix = f"videos/{camera}/"
+    for column, value in episode.items():
+        if column.startswith(prefix):
+            names[column.removeprefix(prefix)] = value
+    path = folder / info["video_path"].format(video_key=camera, **names)
+    fields = {"episode": index, "camera": camera}
+    for name in ("tasks", "length"):
+        if name in episode:
+            fields[name] = episode[name]
+    segment = ""
+    if "from_timestamp" in names:
+        segment = str(Segment(names["from_timestamp"], names["to_timestamp"]))
+    item = make_item(path.relative_to(where).as_posix(), path)
+    text = json.dumps(fields, ensure_ascii=False)
+    return msgspec.structs.replace(item, segment=segment, fields=text)
 
 
 def _read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
-    if tables := sorted(folder.glob("meta/episodes/**/*.parquet")):
-        for table in tables:
-            file = import_pyarrow(str(table)).ParquetFile(table)
-            columns = [
-                name for name in file.schema_arrow.names if not name.startswith("stats/")
-            ]  # most of its bytes
-            for batch in file.iter_batches(columns=columns):
-                yield from batch.to_pylist()
-        return
-    with (folder / "meta/episodes.jsonl").open(encoding="utf-8") as lines:
-        yield from map(json.loads, filter(str.strip, lines))
+    tables = sorted(folder.glob("meta/episodes/**/*.parquet"))
+    if not tables:
+        with (folder / "meta/episodes.jsonl").open(encoding="utf-8") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+    for table in tables:
+        file = import_pyarrow(str(table)).ParquetFile(table)
+        # Statistics of the actions are most of the bytes.
+        columns = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()
 
 
 def is_frame_folder(folder: str | Path) -> bool:
-    """Whether a folder holds numbered pictures, the frames of a video."""
+    """Return whether a folder holds numbered pictures, the frames of a video."""
     return any(PICTURE.fullmatch(entry.name) for entry in islice(os.scandir(folder), NUM_LOOKED_AT))
 
 
@@ -256,10 +321,10 @@ def classify_name(name: str) -> str | None:
         return HIDDEN
     if has_video_extension(name):
         return None
-    return next(
-        (kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)),
-        UNKNOWN,
-    )
+    for kind, pattern in KINDS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            return kind
+    return UNKNOWN
 
 
 def has_video_extension(name: str) -> bool:
@@ -267,9 +332,8 @@ def has_video_extension(name: str) -> bool:
 
 
 def _refuse_unlistable(error: OSError) -> None:
-    raise InputError(
-        f"{error.filename} cannot be listed ({error.strerror}): make it readable, or move it"
-    ) from error
+    what = f"{error.filename} cannot be listed ({error.strerror})"
+    raise InputError(f"{what}: make it readable, or move it") from error
 
 
 def make_item(source: str, path: Path) -> Item:
@@ -277,23 +341,22 @@ def make_item(source: str, path: Path) -> Item:
 
 
 def examine(path: Path) -> tuple[int, str | None]:
-    """Return the bytes of a file, and why it can be no video."""
+    """Return the bytes of a file, and the reason why it can be no video, if there is one."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-            return 0, f"it is {kind}, not a video file"
-        return (
-            (status.st_size, None) if os.access(path, os.R_OK) else (0, "no permission to read it")
-        )
     except ValueError:
+        # Lists may hold a zero byte.
         return 0, "no file can have its name"
     except (FileNotFoundError, NotADirectoryError):
-        return (
-            0,
-            "it is a link to a file that does not exist"
-            if path.is_symlink()
-            else "there is no such file",
-        )
+        if path.is_symlink():
+            return 0, "it is a link to a file that does not exist"
+        return 0, "there is no such file"
     except OSError as error:
         return 0, f"it cannot be read ({error.strerror})"
+    if stat.S_ISDIR(status.st_mode):
+        return 0, "it is a folder, not a video file"
+    if not stat.S_ISREG(status.st_mode):
+        return 0, "it is a device or a pipe, not a video file"
+    if not os.access(path, os.R_OK):
+        return 0, "no permission to read it"
+    return status.st_size, None

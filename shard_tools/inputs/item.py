@@ -1,4 +1,4 @@
-"""One sample that the input asks for, what is skipped on the way to it, and what the user says about both."""
+"""One sample of the input, what is skipped on the way to it, and what the user says about both."""
 
 import json
 import sys
@@ -17,11 +17,17 @@ from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.location import Location
 from adamae.shard_tools.temp_table import TempTable
 
-FOLDER = "folder"  # --label-column folder: the name of the folder that the file lies in
-NONE = "none"  # --start-column none: numbers that look like times are none
-NUM_EXAMPLES = 3  # names given of each kind of what is skipped
+# --label-column folder: the label is the name of the folder that the file lies in.
+FOLDER = "folder"
+# --start-column none: no column holds times, whatever it is called.
+NONE = "none"
+# Names that a message gives of each kind of what is skipped.
+NUM_EXAMPLES = 3
+# Two of the kinds; the others are in folders.KINDS.
 HIDDEN = "hidden"
 UNKNOWN = "without a video's extension"
+# What to_row writes of a location in an archive begins with the tag that msgspec gives it.
+TAGGED = '{"type": '
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -44,23 +50,27 @@ class Stored(msgspec.Struct, frozen=True):
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sample on its way from the input to a shard: a video, or a segment of one.
 
-    It is written three times, and each time has gained what stands below: as a row of an ItemStore by what reads the
-    input, on a line of the plan once its shard is chosen, and in the staging folder once a worker is done with it.
+    It is written three times, and each time has gained what stands below: as a row of an ItemStore
+    by what reads the input, on a line of the plan once its shard is chosen, and in the staging
+    folder once a worker is done with it.
     """
 
-    source: str  # the path relative to the input, with /
-    location: Location = (
-        ""  # where its bytes are; not in the plan, since a folder may be moved between two runs
-    )
-    labels: tuple[str, ...] | None = (
-        None  # one where classes exclude each other, else any number; None: unlabeled
-    )
-    size: int = 0  # bytes, 0 where unknown
-    problem: str | None = None  # why it cannot be used: known from the start, or found by a worker
-    segment: str = ""  # what Segment writes; empty: all of the video
-    fields: str = ""  # all else that the input says of it (captions, …): a JSON object
+    # The path relative to the input, with /.
+    source: str
+    # Where the bytes are. It is not in the plan, since a folder may be moved between two runs.
+    location: Location = ""
+    # One where classes exclude each other, else any number; None: unlabeled.
+    labels: tuple[str, ...] | None = None
+    # Bytes; 0 where unknown.
+    size: int = 0
+    # The reason why it cannot be used, known from the start or found by a worker.
+    problem: str | None = None
+    # What Segment writes; empty: all of the video.
+    segment: str = ""
+    # All else that the input says of it (captions, …): a JSON object.
+    fields: str = ""
 
-    # The plan adds its place in the dataset; the position counts over all shards of the plan.
+    # The plan adds where it goes in the dataset. Positions count over all shards of the plan.
     shard: str = ""
     position: int = 0
 
@@ -74,14 +84,15 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def label(self) -> str | None:
-        """The label, where there is just one."""
-        return self.labels[0] if self.labels and len(self.labels) == 1 else None
+        """The label if there is just one, else None."""
+        if self.labels and len(self.labels) == 1:
+            return self.labels[0]
+        return None
 
     def to_row(self) -> list[Any]:
-        """Return its cells in the table of an ItemStore."""
+        """Return the cells of this item in the table of an ItemStore."""
         location = self.location
         if not isinstance(location, str):
-            # Paths start with a slash and URLs with a letter, so nothing else starts with a brace.
             location = dump_json(location)
         problem = self.problem
         if self.segment and problem is None:
@@ -100,7 +111,8 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     def from_row(cls, row: list[Any]) -> "Item":
         """Read what to_row returns."""
         source, location, labels, size, problem, segment, fields = row
-        if location.startswith("{"):
+        # A path begins with a slash; a URL of a broken list may begin with a brace.
+        if location.startswith(TAGGED):
             location = msgspec.convert(json.loads(location), Location)
         if labels is not None:
             labels = tuple(json.loads(labels))
@@ -108,16 +120,20 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def dump_json(value: Any) -> str:
-    """Write an item, several, or a location as JSON on one line; pipeline.shards.format.parse_line reads it.
+    """Write an item, several, or a location as JSON on one line; format.parse_line reads it.
 
-    json writes names that are not UTF-8, as halves of surrogate pairs, which msgspec's own encoder refuses.
+    json writes names that are not UTF-8, as halves of surrogate pairs, which msgspec's own encoder
+    refuses.
     """
     return json.dumps(msgspec.to_builtins(value))
 
 
 @lru_cache(maxsize=2**16)
 def dump_labels(labels: tuple[str, ...] | None) -> str | None:
-    return None if labels is None else json.dumps(sorted(set(labels)))
+    """Return labels as an ItemStore keeps them: a sorted JSON list, each once."""
+    if labels is None:
+        return None
+    return json.dumps(sorted(set(labels)))
 
 
 def join_name(source: str, segment: str) -> str:
@@ -127,11 +143,14 @@ def join_name(source: str, segment: str) -> str:
 def split_name(name: str) -> tuple[str, str]:
     """Return the source and the segment of a name."""
     source, separator, segment = name.rpartition("#")
-    return (source, segment) if separator and segment.startswith(("t=", "frames=")) else (name, "")
+    # Names of files may hold a #, too (HMDB51's do).
+    if separator and segment.startswith(("t=", "frames=")):
+        return source, segment
+    return name, ""
 
 
 class Skipped:
-    """What is not taken for a video, by kind, and so is in no shard and no reject."""
+    """The files that are not taken for videos, by kind; they are in no shard and no reject."""
 
     def __init__(self) -> None:
         self._table = TempTable("CREATE TABLE skipped (source TEXT, kind TEXT)")
@@ -141,33 +160,30 @@ class Skipped:
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(
-            self._table.run("SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)")
-        )
+        """The number of files of each kind, in the order in which the kinds were met."""
+        query = "SELECT kind, count(*) FROM skipped GROUP BY kind ORDER BY min(rowid)"
+        return dict(self._table.run(query))
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
     def take(self, kind: str) -> list[str]:
-        """Return the names of a kind, which are taken after all."""
-        names = [
-            name for (name,) in self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
-        ]
+        """Remove a kind, since its files are read after all, and return their names."""
+        rows = self._table.run("SELECT source FROM skipped WHERE kind = ?", kind)
+        names = [name for (name,) in rows]
         self._table.run("DELETE FROM skipped WHERE kind = ?", kind)
         return names
 
     def lines(self) -> list[str]:
         """Return a sentence for each kind."""
+        query = "SELECT source FROM skipped WHERE kind = ? LIMIT ?"
         lines = []
         for kind, count in self.counts.items():
-            rows = self._table.run(
-                "SELECT source FROM skipped WHERE kind = ? LIMIT ?", kind, NUM_EXAMPLES
-            )
-            examples = ", ".join(
-                [*(printable(name) for (name,) in rows), *["…"] * (count > NUM_EXAMPLES)]
-            )
-            lines.append(f"skipped {count} {kind}: {examples}")
+            examples = [printable(name) for (name,) in self._table.run(query, kind, NUM_EXAMPLES)]
+            if count > NUM_EXAMPLES:
+                examples.append("…")
+            lines.append(f"skipped {count} {kind}: {', '.join(examples)}")
         return lines
 
     def log(self) -> None:
@@ -175,28 +191,34 @@ class Skipped:
             log(line, sys.stderr)
 
     def write(self, path: Path) -> None:
-        """Write a line {"source", "reason"} for each."""
+        """Write a line {"source", "reason"} for each file."""
         rows = self._table.run("SELECT source, kind FROM skipped ORDER BY source")
         with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps({"source": name, "reason": f"skipped: {kind}"}) + "\n"
-                for name, kind in rows
-            )
+            for name, kind in rows:
+                record = {"source": name, "reason": f"skipped: {kind}"}
+                file.write(json.dumps(record) + "\n")
 
 
 @dataclass(frozen=True)
 class ListOptions:
+    """What the options of a command say about lists and folders."""
+
+    # The folder that the paths of a list are relative to.
     root: str | None = None
+    # What the names of a list lack at their ends, such as .mp4.
     suffix: str = ""
+    # Columns, by name or number from 1; `label` may be FOLDER, `start` and `end` NONE.
     path: str | None = None
     label: str | None = None
     start: str | None = None
     end: str | None = None
+    # The subset to take, or "all".
     subset: str | None = None
-    is_split: bool = (
-        False  # the subset is only how the split is called: an input without subsets is taken whole
-    )
+    # The subset is only what the split is called: an input without subsets is taken whole.
+    is_split: bool = False
     unlabeled: bool = False
     has_label_map: bool = False
-    constant_label: str | None = None  # of all videos
-    asks: bool = True  # about folders that are hardly classes; else these are none
+    # The label of all videos.
+    constant_label: str | None = None
+    # Folders that are hardly classes are refused; if False, they are none.
+    asks: bool = True

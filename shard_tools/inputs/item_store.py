@@ -1,11 +1,11 @@
-"""The items that an input asks for, in a table on disk: there may be more of them than memory should hold."""
+"""The items of an input, in a table on disk: there may be more than memory should hold."""
 
 import hashlib
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,35 +30,64 @@ from adamae.shard_tools.inputs.location import Location
 from adamae.shard_tools.splits import GroupOf, choose_held_out
 from adamae.shard_tools.temp_table import TempTable
 
-NUM_NAMED = 10  # classes, or files, in a sentence
+# Classes, or files, that a sentence names.
+NUM_NAMED = 10
+# Reasons that a sentence names, the most frequent ones.
 NUM_REASONS = 5
-REJECTED = -1  # in the place of the size of a stored sample
+# Stands for the size of a stored sample that the dataset has rejected.
+REJECTED = -1
+# `items` is the input, `stored` the dataset, with its rejects; `pieces` serves ItemStore.split.
 SCHEMA = """
-    CREATE TABLE items (source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT, fields TEXT);
+    CREATE TABLE items (
+        source TEXT, location TEXT, labels TEXT, size INTEGER, problem TEXT, segment TEXT,
+        fields TEXT
+    );
     CREATE TABLE pieces AS SELECT * FROM items;
-    CREATE TABLE stored (source TEXT, segment TEXT, labels TEXT, size INTEGER)  -- in the dataset; rejects, too
+    CREATE TABLE stored (source TEXT, segment TEXT, labels TEXT, size INTEGER)
 """
-IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
 COLUMNS = "source, location, labels, size, problem, segment, fields"
 NUM_COLUMNS = 7
-IS_NEW = "NOT EXISTS (SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment)"
+IS_ARRAY = f"lower(CAST(source AS TEXT)) LIKE '%.{CONTAINER}'"
+IS_NEW = """NOT EXISTS (
+    SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment
+)"""
 IS_PLANNED = f"problem IS NULL AND {IS_NEW}"
+# Equal segments of a video are told apart by ;2, ;3, … behind them.
+NUMBER_SEGMENTS = """
+    UPDATE items SET segment = segment || ';' || number FROM (
+        SELECT rowid AS id, row_number() OVER (
+            PARTITION BY source, segment ORDER BY labels, fields, rowid
+        ) AS number
+        FROM items WHERE segment != ''
+    ) WHERE id = items.rowid AND number > 1
+"""
+FIND_REPEATED = """
+    CREATE TEMP TABLE repeated AS SELECT
+        source, min(rowid), count(*), min(ifnull(labels, '')), max(ifnull(labels, ''))
+    FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1
+"""
 
 
 class ItemStore:
-    """The items of an input, in a table on disk. Iterating over them streams, by source and segment."""
+    """The items of an input, in a table on disk. Iterating over them streams, sorted by name."""
 
     def __init__(self) -> None:
         self._table = TempTable(SCHEMA)
         self.skipped = Skipped()
-        self.notes: list[str] = []  # how each list was read
-        self.num_repeated = 0  # rows of a whole video that was listed before
+        # Sentences that say how each list was read.
+        self.notes: list[str] = []
+        # Rows of a whole video that was listed before.
+        self.num_repeated = 0
 
     def add(self, items: Iterable[Item]) -> None:
         self._table.insert("items", (item.to_row() for item in items), NUM_COLUMNS)
 
     def _exists(self, condition: str) -> bool:
         return any(self._table.run(f"SELECT 1 FROM items WHERE {condition} LIMIT 1"))
+
+    def _define(self, name: str, function: Callable[..., Any], num_arguments: int = 1) -> None:
+        """Let queries call a function."""
+        self._table.database.create_function(name, num_arguments, function)
 
     @property
     def has_only_arrays(self) -> bool:
@@ -69,65 +98,72 @@ class ItemStore:
         return self._exists("segment != ''")
 
     def skip_arrays(self, kind: str) -> None:
-        for (source,) in self._table.run(
-            f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"
-        ):
+        """Move all arrays to `skipped`, as files of a kind."""
+        query = f"SELECT source FROM items WHERE {IS_ARRAY} ORDER BY rowid"
+        for (source,) in self._table.run(query):
             self.skipped.add(kind, source)
         self._table.run(f"DELETE FROM items WHERE {IS_ARRAY}")
 
     def label_by_folder(self, options: ListOptions, where: str, num_outer: int = 0) -> None:
-        """Take the folders of all videos, without the `num_outer` first ones, for their classes, unless some have
-        labels; remove the videos of subsets that are not wanted."""
-        labeled = options.label != FOLDER and (
-            options.label is not None or self._exists("labels IS NOT NULL")
-        )
+        """Label all videos by their folders, unless some have labels; drop those of other subsets.
+
+        The `num_outer` first folders of a path do not count. Raise InputError as label_folders.
+        """
+        if options.label == FOLDER:
+            is_labeled = False
+        else:
+            is_labeled = options.label is not None or self._exists("labels IS NOT NULL")
+        if is_labeled:
+            # Folders may still be subsets.
+            options = replace(options, unlabeled=True)
 
         def get_folder(source: str | bytes) -> str:
             return "/".join(_to_text(source).split("/")[num_outer:-1])
 
-        num_videos = Counter(
-            get_folder(source) for (source,) in self._table.run("SELECT source FROM items")
-        )
-        if labeled:
-            options = replace(options, unlabeled=True)
+        sources = self._table.run("SELECT source FROM items")
+        num_videos = Counter(get_folder(source) for (source,) in sources)
         labels_by_folder = label_folders(num_videos, options, where)
-        unwanted = num_videos.keys() - labels_by_folder.keys()
-        define = self._table.database.create_function
-        define("is_unwanted", 1, lambda source: get_folder(source) in unwanted)
-        define(
-            "find_labels", 1, lambda source: dump_labels(labels_by_folder.get(get_folder(source)))
-        )
-        if unwanted:
-            self._table.run("DELETE FROM items WHERE is_unwanted(source)")
-        if not labeled and any(labels_by_folder.values()):
+        if labels_by_folder.keys() != num_videos.keys():
+            self._define("is_taken", lambda source: get_folder(source) in labels_by_folder)
+            self._table.run("DELETE FROM items WHERE NOT is_taken(source)")
+        if not is_labeled and any(labels_by_folder.values()):
+
+            def find_labels(source: str | bytes) -> str | None:
+                return dump_labels(labels_by_folder.get(get_folder(source)))
+
+            self._define("find_labels", find_labels)
             self._table.run("UPDATE items SET labels = find_labels(source)")
 
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
-        """Keep every video once, as it was added first, and all segments; require that all have labels, or none has."""
+        """Keep every video once, as it was added first, and all segments.
+
+        A video that is listed with two labels, or without one beside others that have some, has a
+        problem. If `unlabeled`, all labels are replaced by `constant_label`, if there is one.
+        """
         if unlabeled:
-            self._table.run(
-                "UPDATE items SET labels = ?", constant_label and json.dumps([constant_label])
-            )
+            labels = dump_labels((constant_label,)) if constant_label else None
+            self._table.run("UPDATE items SET labels = ?", labels)
         self._table.run("CREATE INDEX by_source ON items (source, segment)")
-        self._table.run("""UPDATE items SET segment = segment || ';' || number FROM (SELECT rowid AS id, row_number()
-            OVER (PARTITION BY source, segment ORDER BY labels, fields, rowid) AS number FROM items WHERE segment != '')
-            WHERE id = items.rowid AND number > 1""")
-        self._table.run("""CREATE TEMP TABLE repeated AS SELECT source, min(rowid), count(*), min(ifnull(labels, '')),
-            max(ifnull(labels, '')) FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1""")
-        # From a table of its own: what a SELECT gives of rows that are deleted meanwhile is not defined.
-        for source, first, count, one, other in self._table.run("SELECT * FROM repeated"):
-            self.num_repeated += count - 1
-            self._table.run(
-                "DELETE FROM items WHERE source = ? AND segment = '' AND rowid != ?", source, first
-            )
-            if one != other:
-                problem = f"it is listed with two labels, {_format_labels(one)} and {_format_labels(other)}"
-                self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
+        self._table.run(NUMBER_SEGMENTS)
+        self._drop_repeated()
         if self._exists("labels IS NOT NULL"):
             problem = "it has no label, others have one"
-            self._table.run(
-                "UPDATE items SET problem = ? WHERE labels IS NULL AND problem IS NULL", problem
-            )
+            is_missing = "labels IS NULL AND problem IS NULL"
+            self._table.run(f"UPDATE items SET problem = ? WHERE {is_missing}", problem)
+
+    def _drop_repeated(self) -> None:
+        # What a SELECT gives of rows that are deleted meanwhile is not defined, hence the table.
+        self._table.run(FIND_REPEATED)
+        for source, first, count, min_labels, max_labels in self._table.run(
+            "SELECT * FROM repeated"
+        ):
+            self.num_repeated += count - 1
+            is_later = "source = ? AND segment = '' AND rowid != ?"
+            self._table.run(f"DELETE FROM items WHERE {is_later}", source, first)
+            if min_labels != max_labels:
+                both = f"{_format_labels(min_labels)} and {_format_labels(max_labels)}"
+                problem = f"it is listed with two labels, {both}"
+                self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
 
     def hold_out(
         self,
@@ -136,10 +172,11 @@ class ItemStore:
         group_of: GroupOf | None,
         earlier_sides: Mapping[str, bool],
     ) -> None:
-        """Keep the files that are held out, or else those that are not. Groups, by default files, are not divided.
+        """Keep the files that are held out, or else those that are not, and note which they are.
 
-        `earlier_sides` says of files of an earlier run whether they are held out; they stay so, with their groups.
-        Raise InputError if a group cannot stay, or a file has several.
+        Groups, by default files, are not divided. `earlier_sides` says of files of an earlier run
+        whether they are held out; they stay so, with their groups. Raise InputError if a group
+        cannot stay, or a file has several.
         """
         label_counts: dict[str, Counter[str]] = {}
         group_by_source: dict[str, str] = {}
@@ -150,36 +187,26 @@ class ItemStore:
             group = source
             if group_of is not None:
                 group = group_of(source, json.loads(fields or "{}"))
-            other_group = group_by_source.setdefault(source, group)
-            if other_group != group:
-                raise InputError(
-                    f"{source} is of the groups {other_group} and {group}: a file has only one"
-                )
+            first_group = group_by_source.setdefault(source, group)
+            if first_group != group:
+                what = f"{source} is of the groups {first_group} and {group}"
+                raise InputError(f"{what}: a file has only one")
             names = json.loads(labels) if labels else [""]
             label_counts.setdefault(group, Counter()).update(names)
             if source in earlier_sides:
                 side = sides.setdefault(group, earlier_sides[source])
                 if side != earlier_sides[source]:
-                    raise InputError(
-                        f"{group} was on both sides of an earlier run: give another output folder"
-                    )
+                    what = f"{group} was on both sides of an earlier run"
+                    raise InputError(f"{what}: give another output folder")
         held_out = choose_held_out(label_counts, fraction, sides)
         for source, group in group_by_source.items():
             if (group in held_out) != keeps_held_out:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
-        if not keeps_held_out:
-            return
-        kind = (
-            "groups"
-            if group_of
-            else "files (give --group-by if several show one recording, person or place)"
-        )
-        note = f"held out: {len(held_out)} of {len(label_counts)} {kind}"
-        all_labels = set().union(*label_counts.values())
-        missing = all_labels.difference(*(label_counts[group] for group in held_out))
-        if missing:
-            note += f"; no video of {', '.join(map(printable, sorted(missing)))}"
-        self.notes.append(note)
+        if keeps_held_out:
+            kind = "groups"
+            if group_of is None:
+                kind = "files (give --group-by if several show one recording, person or place)"
+            self.notes.append(_describe_held_out(held_out, label_counts, kind))
 
     def __len__(self) -> int:
         return int(next(self._table.run("SELECT count(*) FROM items"))[0])
@@ -188,12 +215,12 @@ class ItemStore:
         return self._select("TRUE")
 
     def sample(self, count: int) -> Iterator[Item]:
-        """Yield `count` to twice as many of the usable items, evenly spaced over all; fewer if there are fewer."""
+        """Yield `count` to twice as many usable items, evenly spaced; fewer if there are fewer."""
         step = max(1, len(self) // count)
         return self._select(f"problem IS NULL AND rowid % {step} = 0")
 
     def new(self) -> Iterator[Item]:
-        """Yield the usable ones that the dataset neither holds nor has rejected."""
+        """Yield the usable items that the dataset neither holds nor has rejected."""
         return self._select(IS_PLANNED)
 
     def count_new(self) -> int:
@@ -202,16 +229,17 @@ class ItemStore:
         return int(count)
 
     def shuffle_new(self, seed: int) -> Iterator[Item]:
-        """Yield what `new` does with `position`s in a shuffled order, which names and `seed` alone decide.
+        """Yield what `new` does with `position`s in a shuffled order, by names and `seed` alone.
 
-        Items of one video come together, the video that holds the smallest position first: a video is decoded once,
-        and the first shards are complete first.
+        Items of one video come together, the video that holds the smallest position first: a video
+        is decoded once, and the first shards are complete first. Of segments at the positions
+        a: 5, b: 2, a: 0, c: 1, the order is a (0), a (5), c (1), b (2).
         """
 
         def make_key(source: str | bytes, segment: str) -> bytes:
             return shuffle_key(join_name(_to_text(source), segment), seed)
 
-        self._table.database.create_function("shuffle_key", 2, make_key)
+        self._define("shuffle_key", make_key, 2)
         rows = self._table.run(f"""
             SELECT {COLUMNS}, position FROM (
                 SELECT *, row_number() OVER (ORDER BY shuffle_key(source, segment)) AS position
@@ -221,27 +249,22 @@ class ItemStore:
             yield msgspec.structs.replace(Item.from_row(row), position=position)
 
     def split(self, pieces: Iterable[Item]) -> None:
-        """Put pieces in the place of the whole videos that they are cut from."""
-        # Into a table of its own first: `pieces` may be made of a query of the items, which must not change meanwhile.
+        """Replace whole videos by the pieces that they are cut into."""
+        # `pieces` may be made of a query of the items, which must not change meanwhile.
         self._table.insert("pieces", (piece.to_row() for piece in pieces), NUM_COLUMNS)
-        self._table.run(
-            "DELETE FROM items WHERE segment = '' AND source IN (SELECT source FROM pieces)"
-        )
+        is_cut = "segment = '' AND source IN (SELECT source FROM pieces)"
+        self._table.run(f"DELETE FROM items WHERE {is_cut}")
         self._table.run("INSERT INTO items SELECT * FROM pieces")
         self._table.run("DELETE FROM pieces")
 
     def new_problems(self) -> dict[str, str]:
-        """Return the names of the new ones that cannot be used, with the reason."""
-        return {
-            item.name: item.problem or ""
-            for item in self._select(f"problem IS NOT NULL AND {IS_NEW}")
-        }
+        """Return the names of the new items that cannot be used, with the reason."""
+        items = self._select(f"problem IS NOT NULL AND {IS_NEW}")
+        return {item.name: item.problem or "" for item in items}
 
     def _select(self, condition: str) -> Iterator[Item]:
-        return map(
-            Item.from_row,
-            self._table.run(f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"),
-        )
+        query = f"SELECT * FROM items WHERE {condition} ORDER BY source, segment"
+        return map(Item.from_row, self._table.run(query))
 
     def location(self, source: str) -> Location | None:
         """Return where the bytes of a source are; None if the input has no such source."""
@@ -251,18 +274,21 @@ class ItemStore:
 
     def labels(self) -> set[str]:
         """Return the labels of all usable items."""
-        rows = self._table.run(
-            "SELECT DISTINCT labels FROM items WHERE labels IS NOT NULL AND problem IS NULL"
-        )
+        is_usable = "labels IS NOT NULL AND problem IS NULL"
+        rows = self._table.run(f"SELECT DISTINCT labels FROM items WHERE {is_usable}")
         return set().union(*(json.loads(labels) for (labels,) in rows))
 
     def require_distinct_labels(self) -> None:
-        """Raise InputError if two labels differ in case or leading zeros only."""
-        seen: dict[str, str] = {}
+        """Raise InputError if two labels differ in case, spaces or leading zeros only."""
+        first_labels: dict[str, str] = {}
         for label in sorted(self.labels()):
-            if (other := seen.setdefault(normalize_label(label), label)) != label:
-                what = f"the labels {printable(other)} and {printable(label)} differ in case, spaces or zeros alone"
-                raise InputError(f"{what}: write them alike, or give --label-map, or --unlabeled")
+            first = first_labels.setdefault(normalize_label(label), label)
+            if first != label:
+                what = f"the labels {printable(first)} and {printable(label)}"
+                raise InputError(
+                    f"{what} differ in case, spaces or zeros alone: write them alike,"
+                    " or give --label-map, or --unlabeled"
+                )
 
     def apply_label_map(self, label_map: LabelMap) -> None:
         """Turn what lists write for a class into its name; any unknown label is a problem."""
@@ -271,70 +297,84 @@ class ItemStore:
             self.notes.append(f"labels are numbers from {first}: {first} is {label_map.names[0]}")
 
         def explain(labels: str) -> str | None:
-            unknown = (label for label in json.loads(labels) if label not in names)
-            return next((f"its label {label!r} is not in the label map" for label in unknown), None)
+            for label in json.loads(labels):
+                if label not in names:
+                    return f"its label {label!r} is not in the label map"
+            return None
 
-        define = self._table.database.create_function
-        define("explain_label", 1, explain)
-        define(
-            "rename",
-            1,
-            lambda labels: dump_labels(tuple(names.get(it, it) for it in json.loads(labels))),
-        )
+        def rename(labels: str) -> str | None:
+            return dump_labels(tuple(names.get(label, label) for label in json.loads(labels)))
+
+        self._define("explain_label", explain)
+        self._define("rename", rename)
         values = "problem = explain_label(labels), labels = rename(labels)"
         self._table.run(f"UPDATE items SET {values} WHERE problem IS NULL AND labels IS NOT NULL")
 
     def describe(self) -> str:
-        """Say what was found: samples, files, classes, and what is wrong."""
+        """Return a sentence with the numbers of samples, files, classes and problems."""
         columns = "count(*), count(problem), sum(segment != ''), count(DISTINCT source)"
-        total, bad, segments, files = next(self._table.run(f"SELECT {columns} FROM items"))
-        labels = sorted(self.labels(), key=_numbers_by_value)
+        total, num_bad, segments, files = next(self._table.run(f"SELECT {columns} FROM items"))
+        labels = sorted(self.labels(), key=_by_value)
         examples = labels
         if len(labels) > NUM_NAMED:
             examples = [f"{labels[0]}…{labels[-1]}"]
         kind = "segments" if segments else "videos"
-        parts = [f"{total - bad} {kind} of {files} files"]
+        parts = [f"{total - num_bad} {kind} of {files} files"]
         if labels:
             parts.append(f"{len(labels)} classes ({', '.join(map(printable, examples))})")
         else:
             parts.append("no labels")
         if self.num_repeated:
             parts.append(f"{self.num_repeated} rows repeat another and are left out")
-        parts.append(f"{bad} that cannot be used")
+        parts.append(f"{num_bad} that cannot be used")
         return ", ".join(parts)
 
     def require_usable(self, max_fraction: float, where: str) -> None:
-        """Raise InputError, with reasons, counts and examples, if all or more than `max_fraction` cannot be used."""
+        """Raise InputError if all items, or more than `max_fraction`, cannot be used.
+
+        It names reasons, their counts and examples.
+        """
         total, num_bad = next(self._table.run("SELECT count(*), count(problem) FROM items"))
         if not total or (num_bad <= max_fraction * total and num_bad < total):
             return
+        if num_bad == total:
+            what = f"none of {total} videos can be used"
+        else:
+            limit = f"the limit is {max_fraction:.0%} (--max-rejects)"
+            what = f"{num_bad} of {total} videos cannot be used, and {limit}"
         problems = "FROM items WHERE problem IS NOT NULL"
-        counts = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT {NUM_REASONS}"
+        counts = f"SELECT problem, count(*) AS n {problems} GROUP BY 1 ORDER BY n DESC LIMIT ?"
         reasons = "; ".join(
-            f"{count} times: {printable(reason)}" for reason, count in self._table.run(counts)
+            f"{count} times: {printable(reason)}"
+            for reason, count in self._table.run(counts, NUM_REASONS)
         )
         rows = self._table.run(f"SELECT source {problems} ORDER BY rowid LIMIT ?", NUM_NAMED)
         names = [printable(source) for (source,) in rows]
         if num_bad > NUM_NAMED:
             names.append("…")
-        what = f"{num_bad} of {total} videos cannot be used, and the limit is {max_fraction:.0%} (--max-rejects)"
-        if num_bad == total:
-            what = f"none of {total} videos can be used"
         fix = ""
         if "no such file" in reasons:
             fix = "; give --root or --suffix if that is what names lack"
-        raise InputError(
-            f"{what}: {reasons} (in {where}: {', '.join(names)}); nothing was written{fix}"
-        )
+        examples = f"in {where}: {', '.join(names)}"
+        raise InputError(f"{what}: {reasons} ({examples}); nothing was written{fix}")
 
     def mark_stored(
         self, stored: Iterable[tuple[str, str, tuple[str, ...] | None, int]], rejects: Iterable[str]
     ) -> None:
-        """Note what a dataset holds, as (source, segment, labels, bytes), and has rejected, by name: it is not new."""
-        # Bytes of files that so far are only known to be there, and whether they can be read.
+        """Note that what a dataset holds or has rejected is not new.
+
+        `stored` are (source, segment, labels, bytes), `rejects` are names.
+        """
+        # Lists give no sizes, and asking each file for its own costs time: it is done here alone,
+        # where sizes are compared.
         unmeasured = "size = 0 AND problem IS NULL AND substr(location, 1, 1) = '/'"
         for rowid, path in self._table.run(f"SELECT rowid, location FROM items WHERE {unmeasured}"):
-            size, problem = (0, None) if os.path.isdir(path) else examine(Path(path))
+            if os.path.isdir(path):
+                # Folders of frames have no size.
+                size = 0
+                problem = None
+            else:
+                size, problem = examine(Path(path))
             self._table.run(
                 "UPDATE items SET size = ?, problem = ? WHERE rowid = ?", size, problem, rowid
             )
@@ -347,55 +387,77 @@ class ItemStore:
         self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source, segment)")
 
     def find_change(self) -> str | None:
-        """Say how many stored samples differ from the input, and how the first does; None if none does."""
+        """Say how many stored samples differ from the input, and how the first does."""
         changes = list(self._list_changes("labels", "stored.labels IS NOT items.labels"))
         if changes:
-            source, segment, then, now = changes[0]
-            first = f"{join_name(source, segment)}, {_format_labels(then)} there and {_format_labels(now)} in the input"
+            source, segment, before, now = changes[0]
+            values = f"{_format_labels(before)} there and {_format_labels(now)} in the input"
+            first = f"{join_name(source, segment)}, {values}"
             return f"{len(changes)} videos that have another label now (the first: {first})"
         # A size of 0 is not known.
         differs = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
         changes = list(self._list_changes("size", differs))
         if changes:
-            source, segment, then, now = changes[0]
-            first = f"{join_name(source, segment)}, {then} bytes there and {now} bytes in the input"
-            return f"{len(changes)} videos that have changed since they were stored (the first: {first})"
+            source, segment, before, now = changes[0]
+            values = f"{before} bytes there and {now} bytes in the input"
+            first = f"{join_name(source, segment)}, {values}"
+            count = f"{len(changes)} videos that have changed since they were stored"
+            return f"{count} (the first: {first})"
         return None
 
     def _list_changes(self, column: str, differs: str) -> Iterator[list[Any]]:
-        """Yield source, segment, stored value and value in the input of each sample whose `column` differs."""
+        """Yield (source, segment, stored value, value in the input) where `column` differs."""
         # Of several stored rows, a lone max() makes SQLite take the values of the last.
         rows = self._table.run(f"""
-            SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid) FROM items
-            JOIN stored ON stored.source = items.source AND stored.segment = items.segment
-            WHERE problem IS NULL AND stored.size != {REJECTED} AND {differs} GROUP BY 1, 2 ORDER BY 1, 2""")
+            SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid)
+            FROM items JOIN stored
+            ON stored.source = items.source AND stored.segment = items.segment
+            WHERE problem IS NULL AND stored.size != {REJECTED} AND {differs}
+            GROUP BY 1, 2 ORDER BY 1, 2""")
         for *change, _ in rows:
             yield change
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:
-    """Return what shuffled values are sorted by."""
+    """Return the key that a shuffled list of names is sorted by: the same on every machine."""
     return hashlib.sha256(f"{seed}\0{name}".encode(errors="replace")).digest()
 
 
-def _numbers_by_value(label: str) -> tuple[int, str]:
-    """Return what labels are sorted by: 2 comes before 10, and names come by their letters."""
+def _describe_held_out(held_out: set[str], label_counts: dict[str, Counter[str]], kind: str) -> str:
+    """Say how many groups are held out, and which labels none of them has."""
+    note = f"held out: {len(held_out)} of {len(label_counts)} {kind}"
+    missing = set().union(*label_counts.values())
+    for group in held_out:
+        missing.difference_update(label_counts[group])
+    if missing:
+        note += f"; no video of {', '.join(map(printable, sorted(missing)))}"
+    return note
+
+
+def _by_value(label: str) -> tuple[int, str]:
+    """Return the key by which 2 comes before 10, and names come by their letters."""
     return (len(label), label) if is_id(label) else (0, label)
 
 
 def _to_text(value: str | bytes) -> str:
-    """Return what SQLite hands to a function as text: a name that is not UTF-8 is stored as bytes."""
+    """Return a name as text: SQLite hands out bytes where a name is not UTF-8."""
     return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
 def normalize_label(label: str) -> str:
+    """Return what labels have in common that are probably meant to be one.
+
+    It is "big dog" for "Big Dog" and "big_dog", and 7 for 07 and 7. Single letters stay: in a sign
+    alphabet, a and A may be classes.
+    """
     if label.isdecimal():
         return label.lstrip("0") or "0"
-    return (
-        re.sub(r"[\s_]+", " ", label).casefold() if len(label) > 1 else label
-    )  # letters may be classes
+    if len(label) > 1:
+        return re.sub(r"[\s_]+", " ", label).casefold()
+    return label
 
 
 def _format_labels(text: str | None) -> str:
+    """Return stored labels as a message gives them: the label alone where there is one."""
     labels = json.loads(text) if text else None
     return repr(labels[0] if labels and len(labels) == 1 else labels)

@@ -1,4 +1,4 @@
-"""Where the bytes of a video are: in a file, behind a URL, in a tar or in a cell of a Parquet file."""
+"""Where the bytes of a video are: in a file, behind a URL, in a tar or in a cell of Parquet."""
 
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ import msgspec
 from adamae.common.errors import InputError
 from adamae.pipeline.reading.storage import is_remote
 
-MAX_SUFFIX = 16  # characters
+# Characters of a suffix that a temporary copy keeps: the names of files are limited.
+MAX_SUFFIX = 16
 
 
 class TarMember(msgspec.Struct, frozen=True, tag="tar"):
@@ -46,15 +47,17 @@ class ParquetCell(msgspec.Struct, frozen=True, tag="parquet"):
     def read(self) -> bytes:
         """Return the bytes of the video.
 
-        Only the pages of its column up to its row are decoded: a whole row group of videos may exceed memory.
+        Only the pages of its column up to its row are decoded: a whole row group of videos may
+        exceed memory.
         """
         file = import_pyarrow(self.archive).ParquetFile(self.archive)
-        batches = file.iter_batches(
-            batch_size=1, row_groups=[self.row_group], columns=[self.column]
-        )
+        groups = [self.row_group]
+        batches = file.iter_batches(batch_size=1, row_groups=groups, columns=[self.column])
+        # A batch is a row, and those before this one are passed over.
         (batch,) = islice(batches, self.row, self.row + 1)
         (cell,) = batch.column(0).to_pylist()
         if isinstance(cell, dict):
+            # Hugging Face's Video feature is {bytes, path}.
             cell = cell["bytes"]
         return cell or b""
 
@@ -64,19 +67,19 @@ Location = str | TarMember | ParquetCell
 
 
 def import_pyarrow(where: str) -> Any:
-    """Import pyarrow.parquet, which is heavy and needed for Parquet alone. Raise InputError if it is not installed."""
+    """Import pyarrow.parquet. Raise InputError, about `where`, if it is not installed."""
     try:
+        # Imported late: it takes half a second, and only Parquet needs it.
         import pyarrow.parquet
     except ImportError as error:
-        raise InputError(
-            f"{where} is Parquet, which needs pyarrow: pip install pyarrow, or save it as CSV"
-        ) from error
+        what = f"{where} is Parquet, which needs pyarrow"
+        raise InputError(f"{what}: pip install pyarrow, or save it as CSV") from error
     return pyarrow.parquet
 
 
 @contextmanager
 def local_copy(location: Location, folder: Path | None = None) -> Iterator[Path]:
-    """Yield a local file with the bytes at `location`: the file itself, or a temporary copy in `folder`."""
+    """Yield a local file with the bytes of `location`, or a temporary copy of them in `folder`."""
     if isinstance(location, str) and not is_remote(location):
         yield Path(location)
         return

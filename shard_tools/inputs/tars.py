@@ -1,7 +1,8 @@
-"""Videos in tars, by WebDataset's rules: a member <key>.<video extension>, its label in <key>.cls or .json.
+"""Videos in tars, by WebDataset's rules: <key>.<video extension>, its label in <key>.cls or .json.
 
-A .txt is a caption, as video2dataset writes. Offsets are kept, nothing is unpacked. A tar that cannot be read to its
-end raises: nobody could say what it held. A member that cannot be read is an item with the reason.
+A .txt is a caption, as video2dataset writes. Offsets are kept, nothing is unpacked. A tar that
+cannot be read to its end raises InputError: nobody could say what it held. A member that cannot be
+read is an item with the reason.
 """
 
 import json
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+import msgspec
 
 from adamae.common.errors import InputError
 from adamae.common.logging import printable
@@ -22,21 +25,23 @@ from adamae.shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
 
+# Extensions of the members that say something of the video beside them.
 SIDECARS = ("cls", "txt", "json")
 
 
 def list_tars(
     tars: Sequence[Path], folder: Path, skipped: Skipped, label: str | None
 ) -> Iterator[Item]:
-    """Yield the videos of the tars of a folder. In shards that make_shards.py wrote, a label is a class id.
+    """Yield the videos of the tars of a folder.
 
-    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or an entry's name.
+    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or the name of
+    an entry. In shards that make_shards.py wrote, a label is a class id.
     """
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
-    classes = {
-        str(number): name
-        for number, name in enumerate(read_dataset_info(folder).classes if shards else ())
-    }
+    classes: dict[str, str] = {}
+    if shards:
+        names = read_dataset_info(folder).classes
+        classes = {str(number): name for number, name in enumerate(names)}
     for tar in tars:
         yield from _list_tar(tar, skipped, classes if tar in shards else None, label)
 
@@ -44,73 +49,102 @@ def list_tars(
 def _list_tar(
     path: Path, skipped: Skipped, classes: dict[str, str] | None, label: str | None
 ) -> Iterator[Item]:
+    """Yield the videos of a tar; `classes` are the names by id if it is a shard of ours."""
+    # Videos with their problems, by name.
     videos: dict[str, tuple[TarMember, str | None]] = {}
-    sidecars: dict[
-        str, dict[str, Any]
-    ] = {}  # what is said of videos, by names without their last extension
+    # What is said of videos, by names without their last extension.
+    sidecars: dict[str, dict[str, Any]] = {}
     for archive, member in _read_members(path):
+        if member.isdir():
+            continue
         name = "/".join(part for part in member.name.split("/") if part != ".")
         base = name.rpartition("/")[2]
         stem, dot, extension = name.rpartition(".")
         is_plain = member.isreg() and not member.issparse()
-        if member.isdir():
-            continue
-        if not is_hidden(base) and dot and extension in SIDECARS:
-            content = cast(BinaryIO, archive.extractfile(member)).read() if is_plain else b""
+        if dot and extension in SIDECARS and not is_hidden(base):
+            content = _open_member(archive, member).read() if is_plain else b""
             sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
             continue
         kind = classify_name(base)
-        if (
-            kind == UNKNOWN
-            and is_plain
-            and may_be_video(Path(name), cast(BinaryIO, archive.extractfile(member)))
-        ):
-            kind = None
-        if kind:
+        if kind == UNKNOWN and is_plain:
+            # The name does not tell, but the first bytes do.
+            kind = None if may_be_video(Path(name), _open_member(archive, member)) else UNKNOWN
+        if kind is not None:
             skipped.add(kind, f"{path.name}/{name}")
             continue
-        place = TarMember(
-            str(path.absolute()), member.offset_data, member.size if is_plain else 0, name
-        )
-        videos[name] = (
-            place,
-            "the tar holds several of this name" if name in videos else _explain_unreadable(member),
-        )
-    for name, (place, problem) in videos.items():
-        # a.b.mp4 has its own a.b.cls, or a.cls, as WebDataset names its key: folder and name up to the first dot.
-        folder, slash, base = name.rpartition("/")
-        stems = name.rpartition(".")[0], folder + slash + base.partition(".")[0]
-        entries = next((sidecars[stem] for stem in stems if stem in sidecars), {})
-        labels = _find_labels(entries, None if label == FOLDER else label)
+        problem = _explain_unreadable(member)
+        if name in videos:
+            problem = "the tar holds several of this name"
+        num_bytes = member.size if is_plain else 0
+        location = TarMember(str(path.absolute()), member.offset_data, num_bytes, name)
+        videos[name] = (location, problem)
+    # A sidecar may stand behind its video, so no item is made before the end.
+    for name, (location, problem) in videos.items():
+        item = Item(f"{path.name}/{name}", location, size=location.size, problem=problem)
+        yield _describe_video(item, _find_entries(name, sidecars), classes, label)
+
+
+def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
+    """Open a regular file of a tar, for which extractfile never returns None."""
+    return cast(BinaryIO, archive.extractfile(member))
+
+
+def _find_entries(name: str, sidecars: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what the sidecars of a video say.
+
+    a.b.mp4 has its own a.b.cls, or a.cls: WebDataset's key is the folder and the name up to the
+    first dot.
+    """
+    folder, slash, base = name.rpartition("/")
+    for key in (name.rpartition(".")[0], folder + slash + base.partition(".")[0]):
+        if key in sidecars:
+            return sidecars[key]
+    return {}
+
+
+def _describe_video(
+    item: Item, entries: dict[str, Any], classes: dict[str, str] | None, label: str | None
+) -> Item:
+    """Return an item with the labels and the fields that its sidecars hold."""
+    problem = item.problem
+    labels = _find_labels(entries, None if label == FOLDER else label)
+    if classes is None:
         fields = {
-            ("caption" if key == "txt" else key): value
+            "caption" if key == "txt" else key: value
             for key, value in entries.items()
             if key != "cls"
         }
-        if classes is not None:  # a shard has what its input said
-            fields = entries.get("fields") or {}
-            unknown = [text for text in labels or () if text not in classes]
-            if unknown:
-                problem = (
-                    problem
-                    or f"its label {unknown[0]!r} is none of the dataset's {len(classes)} classes"
-                )
-            labels = None if unknown or labels is None else tuple(map(classes.__getitem__, labels))
-        text = json.dumps(fields, ensure_ascii=False) if fields else ""
-        yield Item(f"{path.name}/{name}", place, labels, place.size, problem, fields=text)
+    else:
+        # A shard holds the fields of the input that it was made of, and class ids for labels.
+        fields = entries.get("fields") or {}
+        unknown = [number for number in labels or () if number not in classes]
+        if unknown:
+            labels = None
+            dataset = f"the dataset's {len(classes)} classes"
+            problem = problem or f"its label {unknown[0]!r} is none of {dataset}"
+        elif labels is not None:
+            labels = tuple(classes[number] for number in labels)
+    text = json.dumps(fields, ensure_ascii=False) if fields else ""
+    return msgspec.structs.replace(item, labels=labels, problem=problem, fields=text)
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
+    """Return the labels in the entry `label`, or else in .cls or an entry that is called so."""
     usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
-    values = (entries.get(key) for key in ([label] if label else ["cls", *usual]))
-    value = next((value for value in values if not is_missing(value)), None)
-    return read_labels(value, "" if isinstance(value, list) else None)
+    for key in [label] if label else ["cls", *usual]:
+        value = entries.get(key)
+        if not is_missing(value):
+            # A list holds several labels, and a text is one, whatever marks are in it.
+            return read_labels(value, "" if isinstance(value, list) else None)
+    return None
 
 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield all members in order. Raise InputError where the tar is compressed, cut off, damaged or concatenated.
+    """Yield all members in order, each with the open tar.
 
-    tarfile silently stops at the first header that it cannot read, and loops forever at a negative size.
+    Raise InputError where the tar is compressed, cut off, damaged or concatenated:
+    tarfile silently stops at the first header that it cannot read, and loops forever at a
+    negative size.
     """
     require_uncompressed(path)
     num_bytes = path.stat().st_size
@@ -120,9 +154,8 @@ def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
                 # Links and devices may name a size and have no bytes, a sparse file has fewer.
                 stored_bytes = member.size if member.isreg() and not member.issparse() else 0
                 if member.size < 0 or member.offset_data + stored_bytes > num_bytes:
-                    raise tarfile.ReadError(
-                        f"{printable(member.name)} would have {member.size} bytes"
-                    )
+                    what = f"{printable(member.name)} would have {member.size} bytes"
+                    raise tarfile.ReadError(what)
                 yield archive, member
             # From there on, there must be zeros, and nothing else.
             file.seek(archive.offset)
@@ -136,24 +169,29 @@ def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
                     what = f"contains data after the end-of-archive marker at byte {archive.offset}"
                     raise InputError(f"{path} {what} (concatenated tars?): split it")
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not a complete tar file ({error}): repair it, or move it away"
-        ) from error
+        what = f"{path} is not a complete tar file ({error})"
+        raise InputError(f"{what}: repair it, or move it away") from error
 
 
 def _explain_unreadable(member: tarfile.TarInfo) -> str | None:
+    """Return the reason why a member has no bytes of its own, if it has none."""
     if member.issym() or member.islnk():
         return f"it is a link to {printable(member.linkname)}: put the file itself into the tar"
     if member.issparse():
         return "it is stored as a sparse file: pack it without --sparse"
-    return None if member.isreg() else "it is a device or a pipe, not a video file"
+    if not member.isreg():
+        return "it is a device or a pipe, not a video file"
+    return None
 
 
 def _parse_sidecar(content: bytes, extension: str) -> dict[str, Any]:
+    """Return the entries of a .json, or the text of another sidecar by its extension."""
     text = content.decode("utf-8", "replace").strip()
     if extension != "json":
         return {extension: text} if text else {}
+    # JSON of another tool may be anything; the video is one without a label then.
     with suppress(ValueError, RecursionError):
         value = json.loads(text)
-        return value if isinstance(value, dict) else {}
+        if isinstance(value, dict):
+            return value
     return {}
