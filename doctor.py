@@ -1,10 +1,13 @@
-"""Check the environment and benchmark data loading: `python doctor.py [SHARDS] [section.key=value ...]`.
+"""Check the environment and benchmark data loading.
 
-Prints versions and devices, how fast SHARDS are loaded, as the run of --config would and in other ways, the speed and
-memory of its training step, how long it would take, and whether it would be data-bound. Under torchrun, started as the
-run will be, all ranks measure at the same time, an all-reduce of the gradients is timed, and the slowest rank is named.
-A failed check is a line that begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of
-shards into their cache.
+    python doctor.py [SHARDS] [section.key=value ...]
+
+Prints versions and devices, how fast SHARDS are loaded, as the run of --config would and in other
+ways, the speed and memory of its training step, how long it would take, and whether it would be
+data-bound. Under torchrun, started as the run will be, all ranks measure at the same time, an
+all-reduce of the gradients is timed, and the slowest rank is named. A failed check is a line that
+begins with "!"; the exit status is 1 then. Nothing is written, except for downloads of shards into
+their cache.
 """
 
 import argparse
@@ -15,11 +18,10 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from itertools import chain, repeat
 from typing import Any
 
 from adamae.common.arguments import ArgumentParser
@@ -32,19 +34,55 @@ from adamae.training.config import TrainConfig, parse
 PACKAGES = {"PyTorch": "torch", "Triton": "triton", "PyAV": "av", "DALI": "nvidia.dali"}
 OPTIONAL = "nvidia.dali"
 CONFIGURED = "this configuration"
-OTHER_WAYS: dict[str, dict[str, Any]] = {  # of loading, by their overrides
+# What else could be set in section `data`, by the name in the report.
+OTHER_WAYS: dict[str, dict[str, Any]] = {
     "data.repeats=1": {"decoder": "pyav", "repeats": 1},
     "data.repeats=2": {"decoder": "pyav", "repeats": 2},
     "data.decoder=dali": {"decoder": "dali", "repeats": 1},
     "data.decoder=auto": {"decoder": "auto", "repeats": 1},
 }
-CPU_BATCH = 2  # clips of a batch on a CPU, where a full one may take minutes
-MIN_CLIPS = 8  # measured even if they take longer than --seconds
-DATA_BOUND_BELOW = 1.1  # loader speed over step speed: below, some steps wait
-ALL_REDUCES = 5  # that are timed
-RANK = int(
-    os.environ.get("RANK", "0")
-)  # torchrun's; the first one reports, the others only what fails
+# Clips per batch on a CPU, where a full batch may take minutes.
+CPU_BATCH = 2
+# These are measured even if they take longer than --seconds.
+MIN_CLIPS = 8
+# Loader speed over step speed. The speed of a loader varies, so one that is barely faster stalls
+# some steps.
+DATA_BOUND_BELOW = 1.1
+NUM_ALL_REDUCES = 5
+# torchrun sets it. The first rank reports, the others only what fails.
+RANK = int(os.environ.get("RANK", "0"))
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A named part of the report.
+
+    `run(say)` calls `say(line)` for each line as soon as it is measured, so that the lines before
+    an error are reported too, and raises what is wrong.
+    """
+
+    name: str
+    run: Callable[[Say], None]
+
+    def report(self) -> bool:
+        """Log the lines of the check; return False if it fails, for a reason that is logged too."""
+        label = self.name
+
+        def say(line: str) -> None:
+            nonlocal label
+            if RANK == 0:
+                log(f"  {label:<14}{line}")
+            label = ""
+
+        try:
+            self.run(say)
+        # A broken installation may raise anything, and the other checks are still of use.
+        except Exception as error:
+            log(f"! {self.name:<14}{describe_error(error)}")
+            return False
+        return True
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -62,51 +100,56 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if not 0 < options.seconds < 3600:
         raise InputError(f"--seconds is {options.seconds}: must be above 0 and below 3600")
+    # Without SHARDS, the parser takes the first override for them.
     if "=" in options.shards:
-        options.shards, options.overrides = "", [options.shards, *options.overrides]
+        options.overrides.insert(0, options.shards)
+        options.shards = ""
     file = ["--config", options.config] if options.config else []
     options.config = parse([*file, f"data.shards={options.shards or 'none'}", *options.overrides])
     return options
 
 
-def report(name: str, lines: Iterator[str]) -> bool:
-    """Log the lines of a check; return False if it fails, for a reason that then is a line."""
-    try:
-        for label, line in zip(chain([name], repeat("")), lines, strict=False):
-            if RANK == 0:
-                log(f"  {label:<14}{line}")
-    except Exception as error:  # whatever a broken installation raises
-        reason = " ".join(str(error).split()) or type(error).__name__
-        where = f"rank {RANK} on {socket.gethostname()}: " if RANK else ""
-        log(
-            f"! {name:<14}{where}{reason if isinstance(error, InputError) else f'{type(error).__name__}: {reason}'}"
-        )
-        return False
-    return True
+def describe_error(error: Exception) -> str:
+    """Return the error in one line, with its type unless its message is meant for users."""
+    line = " ".join(str(error).split())
+    if not line:
+        line = type(error).__name__
+    elif not isinstance(error, InputError):
+        line = f"{type(error).__name__}: {line}"
+    if RANK != 0:
+        line = f"rank {RANK} on {socket.gethostname()}: {line}"
+    return line
 
 
 def check_environment() -> bool:
-    """Report the machine and the packages; exit if one is broken that everything else needs."""
-    report("machine", describe_machine())
-    broken = [module for name, module in PACKAGES.items() if not report(name, find_version(module))]
-    if {OPTIONAL}.issuperset(broken):
-        return not broken
-    sys.exit(1)
+    """Report the machine and the packages; return whether all is well.
+
+    Exit if a package is broken without which nothing works.
+    """
+    Check("machine", describe_machine).report()
+    broken = []
+    for name, module in PACKAGES.items():
+        if not Check(name, partial(find_version, module)).report():
+            broken.append(module)
+    if any(module != OPTIONAL for module in broken):
+        sys.exit(1)
+    return not broken
 
 
-def describe_machine() -> Iterator[str]:
+def describe_machine(say: Say) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    yield f"{count_cpus()} of {os.cpu_count()} CPU cores available, {format_bytes(memory)} of memory"
+    say(f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
+    cores = f"{count_cpus()} of {os.cpu_count()} CPU cores available"
+    say(f"{cores}, {format_bytes(memory)} of memory")
 
 
-def find_version(module: str) -> Iterator[str]:
+def find_version(module: str, say: Say) -> None:
     try:
-        yield import_module(module).__version__
+        say(import_module(module).__version__)
     except ModuleNotFoundError:
         if module != OPTIONAL:
             raise
-        yield "not installed: PyAV decodes everything"
+        say("not installed: PyAV decodes everything")
 
 
 if __name__ == "__main__":
@@ -130,15 +173,20 @@ from adamae.training.timing import PretrainingStep, noise_clip, time_calls
 
 @dataclass
 class PlannedRun:
-    """What the checks are about, and what they have found; speeds are in clips/s, of this rank."""
+    """What the checks are about, and what they have measured so far; speeds are this rank's, in
+    clips/s.
+    """
 
     config: TrainConfig
-    shards: str  # "": none are given
-    seconds: float  # of each measurement
+    # "" if none are named: then only the training step is measured.
+    shards: str
+    # The duration of each measurement.
+    seconds: float
     dist: Distributed
     dataset: ShardDataset | None = None
     clips_per_epoch: int = 1
-    loader_speeds: dict[str, float] = field(default_factory=dict)  # by way of loading
+    # By way of loading: CONFIGURED or a key of OTHER_WAYS.
+    loader_speeds: dict[str, float] = field(default_factory=dict)
     step_speed: float = 0.0
 
     @property
@@ -147,60 +195,83 @@ class PlannedRun:
 
     @property
     def first_batch(self) -> int:
-        """Clips of a batch to begin with."""
-        return self.config.batch_size if self.on_gpu else min(CPU_BATCH, self.config.batch_size)
+        """The clips of a batch to begin with; on a CPU, measure_step looks for more."""
+        if self.on_gpu:
+            return self.config.batch_size
+        return min(CPU_BATCH, self.config.batch_size)
 
     def list_ways(self) -> dict[str, DataConfig]:
-        """Return how clips could be loaded: as configured, and in the other ways that there are on this device."""
+        """Return the ways to load clips on this device: as configured first, then the others."""
+        # The batches measured here need not be divisible by the number of nodes of the run.
         configured = replace(self.config.data, canonical_nodes=1)
-        others = {way: replace(configured, **changes) for way, changes in OTHER_WAYS.items()}
-        possible = {
-            way: data for way, data in others.items() if self.on_gpu or data.decoder == "pyav"
-        }
-        return {CONFIGURED: configured} | {
-            way: data for way, data in possible.items() if data != configured
-        }
+        ways = {CONFIGURED: configured}
+        for way, changes in OTHER_WAYS.items():
+            data = replace(configured, **changes)
+            is_possible = self.on_gpu or data.decoder == "pyav"
+            if is_possible and data != configured:
+                ways[way] = data
+        return ways
 
 
 def main(options: argparse.Namespace) -> int:
     config = options.config
-    if not report("GPUs", describe_gpus(config)):
+    if not Check("GPUs", partial(describe_gpus, config)).report():
         return 1
     with Distributed(config.device, config.timeout_s) as dist:
         config.global_batch = config.clips_per_step(dist.world_size)
         config.batch_size = min(config.batch_size, ceil_div(config.global_batch, dist.world_size))
-        run, is_intact = PlannedRun(config, options.shards, options.seconds, dist), True
-        for name, check in CHECKS.items():
-            is_intact &= all(dist.gather(report(name, check(run))))
-            if check is describe_dataset and not is_intact:
-                break
-    return 0 if is_intact else 1
+        run = PlannedRun(config, options.shards, options.seconds, dist)
+        # Each one uses what those before it have measured.
+        checks = [
+            Check("loading", partial(measure_loading, run)),
+            Check("step", partial(measure_step, run)),
+            Check("slowest", partial(compare_ranks, run)),
+            Check("memory", partial(predict_memory, run)),
+            Check("duration", partial(estimate_duration, run)),
+            Check("verdict", partial(compare_speeds, run)),
+        ]
+        # Beside a wrong path, the seconds of the other checks would be wasted.
+        if not report_on_all_ranks(Check("dataset", partial(describe_dataset, run)), dist):
+            return 1
+        results = [report_on_all_ranks(check, dist) for check in checks]
+    return 0 if all(results) else 1
 
 
-def describe_gpus(config: TrainConfig) -> Iterator[str]:
-    yield f"{torch.cuda.device_count() or 'none'} that PyTorch can use"
-    for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
-        yield f"{gpu.name}, {format_bytes(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
-    choose_device(config.device)  # raises here what is wrong with the one that is asked for
+def report_on_all_ranks(check: Check, dist: Distributed) -> bool:
+    """Return whether the check succeeds on all ranks, so that they continue or end together."""
+    return all(dist.gather(check.report()))
 
 
-def describe_dataset(run: PlannedRun) -> Iterator[str]:
+def describe_gpus(config: TrainConfig, say: Say) -> None:
+    num_gpus = torch.cuda.device_count()
+    say(f"{num_gpus or 'none'} that PyTorch can use")
+    for index in range(num_gpus):
+        gpu = torch.cuda.get_device_properties(index)
+        capability = f"compute capability {gpu.major}.{gpu.minor}"
+        say(f"{gpu.name}, {format_bytes(gpu.total_memory)}, {capability}")
+    # Raises here if PyTorch cannot use the device that is configured.
+    choose_device(config.device)
+
+
+def describe_dataset(run: PlannedRun, say: Say) -> None:
     if not run.shards:
         return
     run.dataset = ShardDataset.open(run.config.data)
     info = run.dataset.info
-    codecs = ", ".join(
-        f"{name} up to {s.max_width}×{s.max_height}" for name, s in sorted(info.codecs.items())
+    codecs = []
+    for name, codec in sorted(info.codecs.items()):
+        codecs.append(f"{name} up to {codec.max_width}×{codec.max_height}")
+    size = (
+        f"{info.num_samples:,} videos, {info.num_frames:,} frames, {format_bytes(info.num_bytes)}"
     )
-    yield (
-        f"{info.num_samples:,} videos, {info.num_frames:,} frames, {format_bytes(info.num_bytes)} in"
-        f" {len(info.shards):,} shards; {codecs}; {len(info.classes) or 'no'} classes"
-    )
-    yield from startup_warnings(run.config, run.dataset, run.dist.device)
+    num_classes = len(info.classes) or "no"
+    say(f"{size} in {len(info.shards):,} shards; {', '.join(codecs)}; {num_classes} classes")
+    for warning in startup_warnings(run.config, run.dataset, run.dist.device):
+        say(warning)
 
 
-def measure_loading(run: PlannedRun) -> Iterator[str]:
-    """Load clips as configured, and in the other ways, which may be impossible."""
+def measure_loading(run: PlannedRun, say: Say) -> None:
+    """Time loading as configured, and in the other ways, which may be impossible here."""
     if run.dataset is None:
         return
     model = run.config.model
@@ -220,151 +291,187 @@ def measure_loading(run: PlannedRun) -> Iterator[str]:
         except InputError as error:
             if way == CONFIGURED:
                 raise
-            yield f"not available with {way}: {error}"
+            say(f"not available with {way}: {error}")
             continue
         if way == CONFIGURED:
             run.clips_per_epoch = plan.clips_per_epoch
         run.loader_speeds[way] = speed
-        reading = counters["read_seconds"] / max(
-            1e-9, counters["read_seconds"] + counters["decode_seconds"]
-        )
-        bad = (
-            f", {counters['bad_clips']:.0f} clips cannot be decoded"
-            if counters["bad_clips"]
-            else ""
-        )
-        clip = "×".join(map(str, (model.num_frames, *model.frame_size)))
-        yield f"{speed:.3g} clips/s of {clip} with {way}, {data.workers} decode workers, {reading:.0%} reading{bad}"
+        busy_seconds = counters["read_seconds"] + counters["decode_seconds"]
+        # Decode workers count these seconds; where a GPU decodes, there may be none.
+        reading = counters["read_seconds"] / max(1e-9, busy_seconds)
+        shape = "×".join(map(str, (model.num_frames, *model.frame_size)))
+        line = f"{speed:.3g} clips/s of {shape} with {way}, {data.workers} decode workers"
+        line += f", {reading:.0%} reading"
+        if counters["bad_clips"]:
+            line += f", {counters['bad_clips']:.0f} clips cannot be decoded"
+        say(line)
 
 
 def time_loader(
     run: PlannedRun, data: DataConfig, plan: TrainingPlan
 ) -> tuple[float, dict[str, float]]:
-    """Return the speed of a loader and its counters."""
+    """Return the speed of a loader in clips/s, and its counters."""
     assert run.dataset is not None
     with ClipLoader(run.dataset, plan, run.dist.device, data, quarantine=None) as loader:
         batches = loader.batches(0)
-        next(batches)  # starting up takes longer
-        clips, start = 0, time.perf_counter()
-        while clips < MIN_CLIPS or time.perf_counter() - start < run.seconds:
-            clips += len(next(batches).keys)
-        return clips / (time.perf_counter() - start), loader.counters
+        # Untimed: workers start up before the first batch.
+        next(batches)
+        num_clips = 0
+        start = time.perf_counter()
+        while num_clips < MIN_CLIPS or time.perf_counter() - start < run.seconds:
+            num_clips += len(next(batches).keys)
+        return num_clips / (time.perf_counter() - start), loader.counters
 
 
-def measure_step(run: PlannedRun) -> Iterator[str]:
-    """Time this rank's steps on random clips, on a CPU of as many as --seconds allow, and then an all-reduce."""
-    config, count, dist = run.config, run.first_batch, run.dist
+def measure_step(run: PlannedRun, say: Say) -> None:
+    """Time this rank's steps on random clips, and then an all-reduce.
+
+    On a CPU, a batch has as many clips as --seconds allow.
+    """
+    config = run.config
+    dist = run.dist
     step = PretrainingStep(Pretraining(config, None, dist), config.compile)
+    batch_size = run.first_batch
 
     def time_step(repetitions: int) -> float:
-        clip = noise_clip(config.model, count, dist.device)
-        return statistics.mean(time_calls(partial(step, clip), dist.device, 1, repetitions)) / 1e3
+        """Return the mean seconds of a step on `batch_size` clips."""
+        clip = noise_clip(config.model, batch_size, dist.device)
+        milliseconds = time_calls(partial(step, clip), dist.device, 1, repetitions)
+        return statistics.mean(milliseconds) / 1e3
 
     seconds = time_step(1)
-    if count < config.batch_size:
-        count = max(count, min(config.batch_size, int(count * run.seconds / seconds)))
+    if batch_size < config.batch_size:
+        affordable = int(batch_size * run.seconds / seconds)
+        batch_size = max(batch_size, min(config.batch_size, affordable))
         seconds = time_step(1)
-    run.step_speed = count / time_step(math.ceil(run.seconds / seconds))
+    run.step_speed = batch_size / time_step(math.ceil(run.seconds / seconds))
+    per_rank = " per rank" if dist.world_size > 1 else ""
     precision = choose_precision(dist.device, config.precision)
-    yield (
-        f"{run.step_speed:.3g} clips/s{' per rank' * (dist.world_size > 1)}: pre-training, size {config.model.size},"
-        f" mask ratio {config.model.mask_ratio:g}, batches of {count}, {precision}"
+    say(
+        f"{run.step_speed:.3g} clips/s{per_rank}: pre-training, size {config.model.size},"
+        f" mask ratio {config.model.mask_ratio:g}, batches of {batch_size}, {precision}"
     )
     if dist.world_size > 1:
-        yield measure_all_reduce(
-            sum(p.numel() for p in step.model.parameters() if p.requires_grad), dist
-        )
+        num_gradients = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
+        say(measure_all_reduce(num_gradients, dist))
 
 
 def measure_all_reduce(num_gradients: int, dist: Distributed) -> str:
+    """Return a line with the time of an fp32 all-reduce and the bytes/s that each rank sends."""
     gradients = torch.zeros(num_gradients, device=dist.device)
-    # The first one connects the ranks.
-    seconds = (
-        statistics.median(
-            time_calls(lambda: sum_over_ranks(gradients), dist.device, 1, ALL_REDUCES)
-        )
-        / 1e3
+    # The first call is not timed: it connects the ranks.
+    milliseconds = statistics.median(
+        time_calls(lambda: sum_over_ranks(gradients), dist.device, 1, NUM_ALL_REDUCES)
     )
-    moved = (
-        2 * (dist.world_size - 1) / dist.world_size * gradients.nbytes
-    )  # by each rank, in a ring
+    # In a ring of n ranks, each one sends (n - 1) / n of the bytes to add up, and again to share
+    # the sums.
+    num_bytes = 2 * (dist.world_size - 1) / dist.world_size * gradients.nbytes
     backend = torch.distributed.get_backend()
-    advice = ", and NCCL_DEBUG=INFO says by which interface" * (backend == "nccl")
-    return (
-        f"all-reduce of the gradients ({format_bytes(gradients.nbytes)}) over {dist.world_size} ranks by {backend}:"
-        f" {1000 * seconds:.3g} ms, {format_bytes(moved / seconds)}/s per rank; a step hides some of it{advice}"
+    size = format_bytes(gradients.nbytes)
+    rate = format_bytes(num_bytes / milliseconds * 1e3)
+    line = (
+        f"all-reduce of the gradients ({size}) over {dist.world_size} ranks by {backend}:"
+        f" {milliseconds:.3g} ms, {rate}/s per rank; a step hides some of it"
     )
+    if backend == "nccl":
+        line += ", and NCCL_DEBUG=INFO says by which interface"
+    return line
 
 
-def compare_ranks(run: PlannedRun) -> Iterator[str]:
-    """Name the rank whose steps take longest, and the one whose loader is slowest."""
-    if run.dist.world_size > 1:
-        speeds = run.step_speed, run.loader_speeds.get(CONFIGURED)
-        hosts, *columns = zip(
-            *run.dist.gather((socket.gethostname(), *filter(None, speeds))), strict=True
+def compare_ranks(run: PlannedRun, say: Say) -> None:
+    """Name the rank that trains slowest, and the one that loads slowest."""
+    if run.dist.world_size == 1:
+        return
+    hosts = run.dist.gather(socket.gethostname())
+    own_speeds = {"trains": run.step_speed, "loads": run.loader_speeds.get(CONFIGURED, 0.0)}
+    for verb, own_speed in own_speeds.items():
+        speeds = run.dist.gather(own_speed)
+        slowest = min(speeds)
+        # What failed, or was not asked for, has no speed.
+        if slowest == 0:
+            continue
+        rank = speeds.index(slowest)
+        median = statistics.median(speeds)
+        say(
+            f"rank {rank} on {hosts[rank]} {verb} {slowest:.3g} clips/s, the median is {median:.3g}"
         )
-        for what, values in zip(("trains", "loads"), columns, strict=False):
-            rank, median = values.index(min(values)), statistics.median(values)
-            yield f"rank {rank} on {hosts[rank]} {what} {values[rank]:.3g} clips/s, the median is {median:.3g}"
 
 
-def predict_memory(run: PlannedRun) -> Iterator[str]:
+def predict_memory(run: PlannedRun, say: Say) -> None:
+    # The accounting covers pre-training only.
     if run.config.task == "pretrain" and run.dist.is_main:
-        yield from (f"{part:<15}{size}" for part, size in describe_memory(run.config))
+        for part, size in describe_memory(run.config):
+            say(f"{part:<15}{size}")
 
 
-def estimate_duration(run: PlannedRun) -> Iterator[str]:
-    """Estimate how long the run takes here: as the step or the loader of the slowest rank; on a CPU, which they share,
-    as both."""
-    config, dist = run.config, run.dist
+def estimate_duration(run: PlannedRun, say: Say) -> None:
+    """Estimate how long the run takes here, from the slowest rank.
+
+    On a GPU, a step and the loading for it overlap, so the slower one counts; on a CPU they share
+    the cores, so their times add up.
+    """
+    config = run.config
+    dist = run.dist
     if config.task != "pretrain":
         return
     if run.dataset is None and config.steps is None:
-        yield "give SHARDS, or steps, to estimate it"
+        say("give SHARDS, or steps, to estimate it")
         return
-    seconds = [1 / speed for speed in (run.step_speed, run.loader_speeds.get(CONFIGURED)) if speed]
-    per_clip = max(dist.gather(max(seconds, default=0.0) if run.on_gpu else sum(seconds)))
-    if not per_clip:
+    speeds = (run.step_speed, run.loader_speeds.get(CONFIGURED, 0.0))
+    seconds = [1 / speed for speed in speeds if speed > 0]
+    own_seconds_per_clip = max(seconds, default=0.0) if run.on_gpu else sum(seconds)
+    seconds_per_clip = max(dist.gather(own_seconds_per_clip))
+    if seconds_per_clip == 0:
         return
     schedule = Schedule(config, run.clips_per_epoch, dist.world_size)
-    clips, speed = schedule.total_steps * schedule.global_batch, dist.world_size / per_clip
-    yield (
-        f"this run takes about {format_duration(clips / speed)} here: {schedule.total_steps:,} steps of"
+    num_clips = schedule.total_steps * schedule.global_batch
+    speed = dist.world_size / seconds_per_clip
+    duration = format_duration(num_clips / speed)
+    say(
+        f"this run takes about {duration} here: {schedule.total_steps:,} steps of"
         f" {schedule.global_batch} clips, {speed:.3g} clips/s, without evaluations"
     )
 
 
-def compare_speeds(run: PlannedRun) -> Iterator[str]:
-    """Compare all ways of loading with the training step; say how many cores PyAV needs beside a GPU."""
+def compare_speeds(run: PlannedRun, say: Say) -> None:
+    """Compare all ways of loading with the training step, and say how many cores PyAV needs beside
+    a GPU.
+    """
     speeds = run.loader_speeds
-    if not (run.step_speed and CONFIGURED in speeds):
+    if run.step_speed == 0 or CONFIGURED not in speeds:
         return
-    ratio, verdict, advice = speeds[CONFIGURED] / run.step_speed, "not data-bound", ""
+    ratio = speeds[CONFIGURED] / run.step_speed
     if ratio < DATA_BOUND_BELOW:
         verdict = f"data-bound, stalled about {1 - min(ratio, 1):.0%} of the time"
         advice = "; more CPU cores help too"
-    made = ", ".join(f"{speed:.3g} with {way}" for way, speed in speeds.items())
-    yield f"{verdict}: the training step takes {run.step_speed:.3g} clips/s, the loader makes {made}{advice}"
+    else:
+        verdict = "not data-bound"
+        advice = ""
+    loaded = ", ".join(f"{speed:.3g} with {way}" for way, speed in speeds.items())
+    step = f"the training step takes {run.step_speed:.3g} clips/s"
+    say(f"{verdict}: {step}, the loader makes {loaded}{advice}")
     if run.on_gpu:
-        cores = count_cpus()
-        busy = min(run.config.data.workers, cores)
-        by_pyav = [way for way, data in run.list_ways().items() if data.decoder == "pyav"]
-        needed = ", ".join(
-            f"{math.ceil(busy * run.step_speed / speeds[way])} with {way}" for way in by_pyav
-        )
-        per_gpu = cores / torch.cuda.device_count()
-        yield f"CPU cores per GPU that load as fast as a step: {needed}; there are {per_gpu:.3g} per GPU"
+        say(count_needed_cores(run))
 
 
-CHECKS = {
-    "dataset": describe_dataset,
-    "loading": measure_loading,
-    "step": measure_step,
-    "slowest": compare_ranks,
-    "memory": predict_memory,
-    "duration": estimate_duration,
-    "verdict": compare_speeds,
-}
+def count_needed_cores(run: PlannedRun) -> str:
+    """Return a line with the CPU cores that PyAV needs to load as fast as a GPU trains.
+
+    Example: 4 workers load 60 clips/s, a step takes 300 clips/s: 4 * 300 / 60 = 20 cores.
+    """
+    num_cores = count_cpus()
+    num_busy = min(run.config.data.workers, num_cores)
+    needed = []
+    for way, data in run.list_ways().items():
+        if data.decoder == "pyav":
+            count = math.ceil(num_busy * run.step_speed / run.loader_speeds[way])
+            needed.append(f"{count} with {way}")
+    per_gpu = num_cores / torch.cuda.device_count()
+    return (
+        f"CPU cores per GPU that load as fast as a step: {', '.join(needed)};"
+        f" there are {per_gpu:.3g} per GPU"
+    )
+
 
 if __name__ == "__main__":
     run_command(lambda: main(OPTIONS) or not IS_INTACT)

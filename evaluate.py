@@ -1,16 +1,20 @@
-"""Evaluate a classifier: `python evaluate.py CHECKPOINT SHARDS [section.key=value ...]`, or under torchrun.
+"""Evaluate a classifier.
 
-Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts once, at any number of
-ranks; one that does not decode ends the evaluation with its name. CHECKPOINT is a run directory (its best weights, or
-its newest), a checkpoint, or a file of weights, also of the authors or of Hugging Face. How clips are sampled is taken
-from the run's config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident mistakes
+    python evaluate.py CHECKPOINT SHARDS [section.key=value ...]
+    torchrun --nproc-per-node 8 evaluate.py CHECKPOINT SHARDS
+
+Averages probabilities over --clips × --crops views of every video in SHARDS. Each video counts
+once, at any number of ranks; a video that does not decode ends the evaluation with an error that
+names it. CHECKPOINT is a run directory (its best weights, or its newest), a checkpoint, or a file
+of weights, also of the authors or of Hugging Face. How clips are sampled is taken from the run's
+config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident mistakes
 first), confusion.png and results.json, with the scores of each class, to --output.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
     python evaluate.py FEATURES --knn TRAINING_FEATURES
 
-With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by the features of a clip,
-or of all that extract_features.py has written of it.
+With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by the
+features of a clip, or of all windows of it that extract_features.py has encoded.
 """
 
 import argparse
@@ -21,22 +25,18 @@ from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
 
 OVERRIDES = (
-    *(
-        "data.frame_stride",
-        "data.fps",
-        "data.sampling",
-        "data.decoder",
-        "data.num_workers",
-        "data.prefetch",
-    ),
-    *(
-        "data.prefetch_mib",
-        "data.cache_dir",
-        "data.cache_gib",
-        "data.decode_timeout_s",
-        "device",
-        "precision",
-    ),
+    "data.frame_stride",
+    "data.fps",
+    "data.sampling",
+    "data.decoder",
+    "data.num_workers",
+    "data.prefetch",
+    "data.prefetch_mib",
+    "data.cache_dir",
+    "data.cache_gib",
+    "data.decode_timeout_s",
+    "device",
+    "precision",
 )
 
 
@@ -75,18 +75,18 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         type=Path,
         help="folder of the results (default: evaluation/ in the run directory)",
     )
-    options = parser.parse_intermixed_args(arguments)  # overrides may also follow options
+    # Intermixed: overrides may also follow options.
+    options = parser.parse_intermixed_args(arguments)
     if options.knn and (options.clips, options.crops) != (1, 1):
         raise InputError("--knn compares the features of one clip: leave out --clips and --crops")
     if options.shards is None and not options.knn:
-        raise InputError(
-            f"what is {options.checkpoint} to be evaluated on? give a labeled dataset folder as SHARDS"
-        )
-    for key in (override.partition("=")[0] for override in options.overrides):
+        question = f"what is {options.checkpoint} to be evaluated on"
+        raise InputError(f"{question}? give a labeled dataset folder as SHARDS")
+    for override in options.overrides:
+        key = override.partition("=")[0]
         if key not in OVERRIDES:
-            raise InputError(
-                f"{key} changes nothing in an evaluation: it takes {', '.join(OVERRIDES)}"
-            )
+            choices = ", ".join(OVERRIDES)
+            raise InputError(f"{key} changes nothing in an evaluation: it takes {choices}")
     return options
 
 
@@ -100,6 +100,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
 
 from adamae.common.atomic_io import atomic_write, write_json, write_text
 from adamae.common.devices import explain_out_of_memory
@@ -109,6 +110,7 @@ from adamae.model.classifier import load_classifier
 from adamae.model.weights import pretrained
 from adamae.model.weights.find_weights import find_file, run_of
 from adamae.model.weights.load_model import load_encoder
+from adamae.model.weights.pretrained import Weights
 from adamae.model.weights.read_config import run_config
 from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -125,103 +127,138 @@ from adamae.training.summary import describe_scores, interpret_scores
 def evaluate(options: argparse.Namespace) -> None:
     if options.knn:
         evaluate_neighbors(options)
-        return
+    else:
+        evaluate_classifier(options)
+
+
+def evaluate_classifier(options: argparse.Namespace) -> None:
+    """Log the scores of a classifier and write its results and predictions to --output."""
     started = time.perf_counter()
-    checkpoint = local_run(options.checkpoint)
-    best = checkpoint / "checkpoints" / "best"
-    weights = find_file(best if best.is_dir() and any(best.iterdir()) else checkpoint)
-    run = run_of(weights)
+    file = find_best_weights(options.checkpoint)
+    run = run_of(file)
     config = read_config(options, run, f"data.shards={options.shards}")
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
-        state_dict, shape, classes, multi_label, _ = pretrained.load(
-            weights, config.model.num_frames
-        )
+        weights = pretrained.load(file, config.model.num_frames)
+        shape = weights.config
         if options.config is not None:
-            shape = replace(
-                shape, num_frames=config.model.num_frames, image_size=config.model.image_size
-            )
-        model = load_classifier(state_dict, shape).to(dist.device)
-        if not classes:  # weights of others name none: then their number must do
-            num_classes = model.get_parameter("head.weight").shape[0]
-            classes = (
-                dataset.info.classes
-                if num_classes == len(dataset.info.classes)
-                else [""] * num_classes
-            )
-            multi_label = dataset.info.multi_label
-        check_classes(classes, multi_label, dataset)
-        if dist.is_main and run is not None:
-            warn_of_overlap(run, weights.parent.name == "best", config, dataset)
-        trained = open_used(run, "data", config) if run and not multi_label else None
+            num_frames = config.model.num_frames
+            shape = replace(shape, num_frames=num_frames, image_size=config.model.image_size)
+        model = load_classifier(weights.state, shape).to(dist.device)
+        multi_label = match_classes(weights, model, dataset)
+        trained_on = None
+        if run is not None:
+            if dist.is_main:
+                warn_of_overlap(run, file.parent.name == "best", config, dataset)
+            # The baselines know one class per video.
+            if not multi_label:
+                trained_on = open_section(run, "data", config)
         evaluation = replace(config.evaluation, shards=options.shards)
         config = replace(config, model=shape, evaluation=evaluation, batch_size=options.batch_size)
-        baselines = HeldOut(config, trained).evaluate(None, dist) if trained else {}
-        found = Evaluator(config, dataset, dist).predict(
-            model, multi_label, options.clips, options.crops
-        )
+        baselines = {}
+        if trained_on is not None:
+            baselines = HeldOut(config, trained_on).evaluate(None, dist)
+        evaluator = Evaluator(config, dataset, dist)
+        predictions = evaluator.predict(model, multi_label, options.clips, options.crops)
         if dist.is_main:
-            results = baselines | make_results(found, dataset, options)
-            write_results(
-                options.output or (run or weights.parent) / "evaluation", results, found, dataset
-            )
-            say(results, f", in {format_duration(time.perf_counter() - started)}")
+            results = baselines | make_results(predictions, dataset, options)
+            folder = options.output or (run or file.parent) / "evaluation"
+            write_results(folder, results, predictions, dataset)
+            log_scores(results, f", in {format_duration(time.perf_counter() - started)}")
 
 
-def read_config(options: argparse.Namespace, run: Path | None, *places: str) -> TrainConfig:
-    """Read the configuration of the run, or that of --config, for all videos at `places`."""
-    file = options.config or (run and run / "config.yaml")
-    given = ["--config", str(file)] if file else []
-    return parse([*given, *places, "data.weights=null", "data.subset=null", *options.overrides])
+def find_best_weights(checkpoint: str) -> Path:
+    """Return a run's best weights, if it has selected any, else its newest ones or what
+    `checkpoint` is.
+    """
+    path = local_run(checkpoint)
+    best = path / "checkpoints" / "best"
+    # Empty if the run was ended while its first best weights were written.
+    if best.is_dir() and any(best.iterdir()):
+        return find_file(best)
+    return find_file(path)
 
 
-def say(results: dict[str, Any], end: str = "") -> None:
+def match_classes(weights: Weights, model: torch.nn.Module, dataset: ShardDataset) -> bool:
+    """Return whether a video may have several classes; raise InputError if the dataset has other
+    classes.
+
+    Weights of other projects do not name their classes: of those, only the number has to match.
+    """
+    if weights.classes:
+        check_classes(weights.classes, weights.multi_label, dataset)
+        return weights.multi_label
+    num_classes = model.get_parameter("head.weight").shape[0]
+    classes = dataset.info.classes
+    if len(classes) != num_classes:
+        classes = [""] * num_classes
+    check_classes(classes, dataset.info.multi_label, dataset)
+    return dataset.info.multi_label
+
+
+def read_config(options: argparse.Namespace, run: Path | None, *overrides: str) -> TrainConfig:
+    """Read the configuration of --config, or else of the run, with all videos of its datasets."""
+    arguments = []
+    if options.config is not None:
+        arguments = ["--config", str(options.config)]
+    elif run is not None:
+        arguments = ["--config", str(run / "config.yaml")]
+    # A run may train on weighted or fewer videos, but all of them are evaluated.
+    arguments += [*overrides, "data.weights=null", "data.subset=null"]
+    return parse([*arguments, *options.overrides])
+
+
+def log_scores(results: dict[str, Any], end: str = "") -> None:
     log(describe_scores(results) + end)
     for sentence in interpret_scores(results):
         log(sentence, sys.stderr)
 
 
 def evaluate_neighbors(options: argparse.Namespace) -> None:
-    """Say the accuracy of k-NN, beside what needs no model; write it to --output, if that is given."""
+    """Log the accuracy of k-NN and of baselines without a model; write them to --output, if it is
+    set.
+    """
     results = compare_clips(options) if options.shards else compare_features(options)
-    if results:
-        say(results)
-        if options.output:
-            options.output.mkdir(parents=True, exist_ok=True)
-            about = {"checkpoint": options.checkpoint, "knn": options.knn}
-            write_json(options.output / "results.json", results | about)
+    # Only the main rank has results.
+    if not results:
+        return
+    log_scores(results)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        results |= {"checkpoint": options.checkpoint, "knn": options.knn}
+        write_json(options.output / "results.json", results)
 
 
 def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by the neighbors of the features that weights make of a clip each; {} but in the main rank."""
+    """Classify videos by the neighbors of a clip's features; return {} except on rank 0."""
     weights = local_run(options.checkpoint)
-    encoder, run = load_encoder(weights), run_of(find_file(weights))
+    encoder = load_encoder(weights)
     config = read_config(
-        options, run, f"data.shards={options.knn}", f"evaluation.shards={options.shards}"
+        options,
+        run_of(find_file(weights)),
+        f"data.shards={options.knn}",
+        f"evaluation.shards={options.shards}",
     )
     config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
     with Distributed(config.device) as dist:
-        reference, dataset = (
-            ShardDataset.open(config.data),
-            ShardDataset.open(options.shards, config.data),
-        )
+        reference = ShardDataset.open(config.data)
+        dataset = ShardDataset.open(options.shards, config.data)
         check_classes(reference.info.classes, False, dataset)
-        scores = HeldOut(config, reference, max_videos=sys.maxsize).evaluate(
-            encoder.to(dist.device), dist
-        )
+        # A run evaluates a sample of the videos, this command all of them.
+        held_out = HeldOut(config, reference, max_videos=sys.maxsize)
+        scores = held_out.evaluate(encoder.to(dist.device), dist)
         if "knn_top1" not in scores:
             raise InputError(
                 f"{options.shards} and {options.knn} have fewer than two classes, or the same files"
             )
-        return (
-            {name: score for name, score in scores.items() if name != "rankme"}
-            if dist.is_main
-            else {}
-        )
+        # The effective rank is about pre-training, not about classes.
+        scores.pop("rankme", None)
+        return scores if dist.is_main else {}
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by their neighbors' features over the windows that extract_features.py has encoded.
+    """Classify videos by their neighbors' features over the windows that extract_features.py has
+    encoded.
 
     Windows of one source file are no neighbors of each other: they would show the same scene.
     """
@@ -248,84 +285,108 @@ def compare_features(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def open_used(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:
-    """Open the shards of a section of a run's configuration, if they are there."""
+def open_section(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:
+    """Open the shards that a section of a run's configuration names; None if they are not there."""
     shards = run_config(run).get(section, {}).get("shards") or []
-    places = [shards] if isinstance(shards, str) else shards
-    is_there = places and all(is_remote(place) or Path(place).is_dir() for place in places)
-    return ShardDataset.open(places, config.data) if is_there else None
+    locations = [shards] if isinstance(shards, str) else shards
+    for location in locations:
+        if not is_remote(location) and not Path(location).is_dir():
+            return None
+    return ShardDataset.open(locations, config.data) if locations else None
 
 
 def warn_of_overlap(run: Path, is_best: bool, config: TrainConfig, dataset: ShardDataset) -> None:
-    """Warn if videos of `dataset` were trained on, or the best weights selected on them, as far as those are there."""
-    used = {
-        "data": "the run was trained on",
-        "evaluation": "the run's best weights were selected on",
-    }
-    for section in used if is_best else ("data",):
-        if (earlier := open_used(run, section, config)) and (
-            shared := count_shared_videos(dataset, earlier)
-        ):
-            what = f"{used[section]} {shared} of these {len(dataset.samples)} videos"
-            log(f"WARNING: {what}: accuracy is optimistically biased", sys.stderr)
+    """Warn if the run was trained on videos of `dataset`, or its best weights selected on them.
+
+    Only shards that are still there can be compared.
+    """
+    uses = {"data": "the run was trained on"}
+    if is_best:
+        uses["evaluation"] = "the run's best weights were selected on"
+    for section, use in uses.items():
+        earlier = open_section(run, section, config)
+        num_shared = 0 if earlier is None else count_shared_videos(dataset, earlier)
+        if num_shared > 0:
+            overlap = f"{use} {num_shared} of these {len(dataset.samples)} videos"
+            log(f"WARNING: {overlap}: accuracy is optimistically biased", sys.stderr)
 
 
 def make_results(
-    found: Predictions, dataset: ShardDataset, options: argparse.Namespace
+    predictions: Predictions, dataset: ShardDataset, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return the content of results.json."""
-    names = dataset.info.classes
+    """Return the content of results.json: the options, the scores, and the scores of each class."""
     results: dict[str, Any] = {
-        name: getattr(options, name) for name in ("checkpoint", "shards", "clips", "crops")
+        "checkpoint": options.checkpoint,
+        "shards": options.shards,
+        "clips": options.clips,
+        "crops": options.crops,
     }
-    results |= found.scores()
-    if found.is_multi_label:
-        counts, scores, score = found.labels.sum(dim=0).tolist(), found.average_precisions(), "AP"
+    results |= predictions.scores()
+    names = dataset.info.classes
+    if predictions.is_multi_label:
+        score_name = "AP"
+        counts = predictions.labels.sum(dim=0).tolist()
+        scores = predictions.average_precisions()
     else:
-        pairs = found.labels * len(names) + found.probabilities.argmax(dim=1)
-        confusion = torch.bincount(pairs, minlength=len(names) ** 2).view(
-            len(names), -1
-        )  # rows: true classes
-        counts, right, score = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist(), "top1"
-        scores = [
-            correct / count if count else None for correct, count in zip(right, counts, strict=True)
-        ]
+        score_name = "top1"
+        confusion = count_confusions(predictions, len(names))
+        counts = confusion.sum(dim=1).tolist()
+        scores = []
+        for num_correct, count in zip(confusion.diagonal().tolist(), counts, strict=True):
+            scores.append(num_correct / count if count else None)
         results["confusion"] = confusion.tolist()
-    rows = zip(names, counts, scores, strict=True)
-    return results | {
-        "per_class": {name: {"videos": count, score: value} for name, count, value in rows}
-    }
+    results["per_class"] = {}
+    for name, count, score in zip(names, counts, scores, strict=True):
+        results["per_class"][name] = {"videos": count, score_name: score}
+    return results
+
+
+def count_confusions(
+    predictions: Predictions, num_classes: int
+) -> Int[torch.Tensor, "classes classes"]:
+    """Count the videos of each true class (row) by their predicted class (column)."""
+    # With 3 classes, videos of class 1 that are predicted as class 2 are those of cell 1 * 3 + 2.
+    cells = predictions.labels * num_classes + predictions.probabilities.argmax(dim=1)
+    return torch.bincount(cells, minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def list_predictions(
-    found: Predictions, dataset: ShardDataset
+    predictions: Predictions, dataset: ShardDataset
 ) -> list[tuple[str, str, str, str, float]]:
-    """List key, source, label or labels, most probable class and its probability of every video, the most confident
-    mistakes first."""
+    """Return key, source, label or labels, predicted class and its probability of every video.
+
+    The most confident mistakes come first.
+    """
     names = dataset.info.classes
-    labels = [";".join(names[label] for label in sample.labels or ()) for sample in dataset.samples]
-    rows = zip(dataset.samples, labels, *found.probabilities.max(dim=1), strict=True)
-    listed = [
-        (sample.key, sample.source, label, names[int(best)], round(float(p), 6))
-        for sample, label, p, best in rows
-    ]
-    return sorted(listed, key=lambda row: (row[2] == row[3], -row[4]))
+    best_probabilities, best_classes = predictions.probabilities.max(dim=1)
+    rows = []
+    for sample, probability, class_id in zip(
+        dataset.samples, best_probabilities.tolist(), best_classes.tolist(), strict=True
+    ):
+        labels = ";".join(names[label] for label in sample.labels or ())
+        predicted = names[class_id]
+        rows.append((sample.key, sample.source, labels, predicted, round(probability, 6)))
+
+    def rank(row: tuple[str, str, str, str, float]) -> tuple[bool, float]:
+        _, _, labels, predicted, probability = row
+        return labels == predicted, -probability
+
+    return sorted(rows, key=rank)
 
 
 def write_results(
-    folder: Path, results: dict[str, Any], found: Predictions, dataset: ShardDataset
+    folder: Path, results: dict[str, Any], predictions: Predictions, dataset: ShardDataset
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(("key", "source", "label", "predicted", "probability"))
-    writer.writerows(list_predictions(found, dataset))
+    writer.writerows(list_predictions(predictions, dataset))
     write_text(folder / "predictions.csv", table.getvalue())
     if "confusion" in results:
+        figure = plot_confusion(results, dataset.info.classes)
         with atomic_write(folder / "confusion.png") as partial:
-            plot_confusion(results, dataset.info.classes).savefig(
-                partial, format="png", dpi=110, bbox_inches="tight"
-            )
+            figure.savefig(partial, format="png", dpi=110, bbox_inches="tight")
     write_json(folder / "results.json", results)
     log(f"wrote {folder}", sys.stderr)
 
