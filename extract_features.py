@@ -1,20 +1,22 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
-INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py takes: a video, a
-folder, a list, tars. Windows of --window frames slide over each video by --stride frames; both count sampled frames,
-which are --frame-stride source frames apart or, with --fps, 1/fps seconds. A window has the center crop; a video that
-is shorter than one repeats its last frame, and what is left after the last whole window is not covered. With --pad,
-windows end at the first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
+INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py
+takes: a video, a folder, a list, tars. Windows of --window frames slide over each video by --stride
+frames; both count sampled frames, which are --frame-stride source frames apart or, with --fps,
+1/fps seconds. A window has the center crop; a video that is shorter than one repeats its last
+frame, and what is left after the last whole window is not covered. With --pad, windows end at the
+first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
 before them; --pad --stride 1 is a vector a frame.
 
-Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors `features` [W, D]
-fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W, 2] fp64, of its first and last frame:
-source frames since the first one of the video, segment or episode, and seconds in the source, where that begins at
-`offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source, segment, episode, offset,
-label, `fields` (what else a list says of it, as JSON) and `incomplete`: why the rest of a damaged video is missing.
-With --format parquet, files have a row per window, with the metadata, `first_frame`, `last_frame`, `start` and `end`
-(seconds) as columns. With --format webdataset, OUT has tars of up to 1,000 videos, each with its arrays as .npy and its
-metadata as .json. What is there already is skipped.
+Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors
+`features` [W, D] fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W,
+2] fp64, of its first and last frame: source frames since the first one of the video, segment or
+episode, and seconds in the source, where that begins at `offset`; and with --tokens `tokens` [W, t,
+h, w, D] fp16. The metadata are its key, source, segment, episode, offset, label, `fields` (what
+else a list says of it, as JSON) and `incomplete`: why the rest of a damaged video is missing. With
+--format parquet, files have a row per window, with the metadata, `first_frame`, `last_frame`,
+`start` and `end` (seconds) as columns. With --format webdataset, OUT has tars of up to 1,000
+videos, each with its arrays as .npy and its metadata as .json. What is there already is skipped.
 """
 
 import argparse
@@ -98,9 +100,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
             "--format parquet is for features alone: choose safetensors or webdataset with --tokens"
         )
     if options.tokens and options.keep != 1:
-        raise InputError(
-            "--tokens writes the whole grid of tokens, of which --keep encodes a fraction: leave out one"
-        )
+        reason = "--tokens writes the whole grid of tokens, of which --keep encodes a fraction"
+        raise InputError(f"{reason}: leave out one")
     return options
 
 
@@ -111,7 +112,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,9 +129,9 @@ from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.read_config import trained_rate
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.training.feature_files import WindowArrays, open_writer
+from adamae.training.feature_files import FeatureWriter, WindowArrays, open_writer
 from adamae.training.remote_run import local_run
-from adamae.training.video_windows import WindowReader
+from adamae.training.video_windows import ListedVideo, Window, WindowReader
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ T = TypeVar("T")
 def main(options: argparse.Namespace) -> int:
     device = choose_device(options.device)
     part, num_parts = options.part
-    # Raises here what is missing.
+    # Raises here if a package is missing.
     writer = open_writer(options.format, options.output, part, num_parts)
     model = local_run(options.model)
     changes = {}
@@ -150,20 +151,17 @@ def main(options: argparse.Namespace) -> int:
     encoder = load_encoder(model, **changes).to(device)
     length = encoder.config.num_frames
     size = FrameSize.of(encoder.config.image_size)
-    if options.frame_stride or options.fps:
-        data = DataConfig(frame_stride=options.frame_stride, fps=options.fps)
-    else:
-        data = DataConfig(**trained_rate(model))
-    stride = options.stride or length
     if options.keep != 1:
-        # Raise here what would be raised after the videos have been listed.
+        # Raises here, rather than after minutes of listing videos, if the model cannot select
+        # tokens.
         encode(encoder, np.zeros((1, length, *size, encoder.config.in_channels), np.uint8), options)
-    reader = WindowReader(data, size, length, stride, options.pad)
+    data = choose_rate(options, model)
+    reader = WindowReader(data, size, length, options.stride or length, options.pad)
     # Raises here if there are none.
-    listed = list(islice(reader.list_videos(options.input), part - 1, None, num_parts))
+    videos = list(islice(reader.list_videos(options.input), part - 1, None, num_parts))
     settings = {
         "model": str(find_file(model).resolve()),
-        "stride": stride,
+        "stride": reader.stride,
         "frame_stride": data.frame_stride,
         "fps": data.fps,
         "pad": options.pad,
@@ -173,45 +171,20 @@ def main(options: argparse.Namespace) -> int:
         **changes,
     }
     write_settings(options.output, settings)
-    num_written = 0
-    num_incomplete = 0
     with writer:
-        missing = [video for video in listed if not writer.has(video)]
-        windows = (window for video in missing for window in reader.read_windows(video))
-        # Of the video under way.
-        arrays = WindowArrays()
-        with progress_bar(unit="video", total=len(missing)) as progress:
-            for batch in prefetch(take_batches(windows, options.batch_size)):
-                clips = [
-                    np.stack([frame.image for frame in window.frames])
-                    for window in batch
-                    if window.frames
-                ]
-                encoded = encode(encoder, np.stack(clips), options) if clips else iter(())
-                for video, frames in batch:
-                    if frames:
-                        ends = (frames[0], frames[-1])
-                        values = next(encoded)
-                        values["frames"] = np.array([frame.number for frame in ends])
-                        values["times"] = np.array([frame.time for frame in ends])
-                        arrays.append(values)
-                        continue
-                    if video.incomplete:
-                        num_incomplete += 1
-                        log(
-                            f"{printable(video.source)} is incomplete: {video.incomplete}",
-                            sys.stderr,
-                        )
-                    else:
-                        num_written += 1
-                    if len(arrays):
-                        writer.write(video, arrays.stack())
-                    arrays = WindowArrays()
-                    progress.update()
-    log(
-        f"wrote features of {num_written} videos to {options.output}, {num_incomplete} could not be read wholly"
-    )
+        missing = [video for video in videos if not writer.has(video)]
+        num_incomplete = write_features(missing, reader, encoder, writer, options)
+    num_written = len(missing) - num_incomplete
+    line = f"wrote features of {num_written} videos to {options.output}"
+    log(f"{line}, {num_incomplete} could not be read wholly")
     return 1 if num_incomplete else 0
+
+
+def choose_rate(options: argparse.Namespace, model: Path) -> DataConfig:
+    """Return the frame rate or stride that the options set, or else that of the model's training."""
+    if options.frame_stride or options.fps:
+        return DataConfig(frame_stride=options.frame_stride, fps=options.fps)
+    return DataConfig(**trained_rate(model))
 
 
 def write_settings(output: Path, settings: dict[str, Any]) -> None:
@@ -223,11 +196,10 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
         return
     before = json.loads(file.read_text(encoding="utf-8"))
     if before != settings:
-        other = ", ".join(
-            name for name in settings | before if before.get(name) != settings.get(name)
-        )
+        names = settings | before
+        changed = ", ".join(name for name in names if before.get(name) != settings.get(name))
         raise InputError(
-            f"{output} has features made with another {other}: choose another OUT, or remove it"
+            f"{output} has features made with another {changed}: choose another OUT, or remove it"
         )
 
 
@@ -238,7 +210,7 @@ def take_batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
 
 
 def prefetch(items: Iterator[T]) -> Iterator[T]:
-    """Yield items, of which the next one is made in a thread."""
+    """Yield items; a thread makes the next one, so videos are decoded during the forward pass."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(next, items, None)
         while (item := ahead.result()) is not None:
@@ -246,18 +218,75 @@ def prefetch(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
+def write_features(
+    videos: list[ListedVideo],
+    reader: WindowReader,
+    encoder: VideoEncoder,
+    writer: FeatureWriter,
+    options: argparse.Namespace,
+) -> int:
+    """Encode the windows of all videos and write them, also of those that cannot be read to the
+    end.
+
+    Return the number of the latter.
+    """
+    num_incomplete = 0
+    windows = chain.from_iterable(map(reader.read_windows, videos))
+    # Of the current video: a batch may begin with the last windows of one and hold the first of the
+    # next.
+    arrays = WindowArrays()
+    with progress_bar(unit="video", total=len(videos)) as progress:
+        for batch in prefetch(take_batches(windows, options.batch_size)):
+            encoded = encode_windows(
+                encoder, [window for window in batch if window.frames], options
+            )
+            row = 0
+            for video, frames in batch:
+                if frames:
+                    arrays.append({name: values[row] for name, values in encoded.items()})
+                    row += 1
+                    continue
+                # A window without frames marks the end of its video.
+                if video.incomplete:
+                    num_incomplete += 1
+                    name = printable(video.source)
+                    log(f"{name} is incomplete: {video.incomplete}", sys.stderr)
+                if len(arrays):
+                    writer.write(video, arrays.stack())
+                arrays = WindowArrays()
+                progress.update()
+    return num_incomplete
+
+
+def encode_windows(
+    encoder: VideoEncoder, windows: list[Window], options: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """Return the arrays that are written of these windows, each with a row per window."""
+    if not windows:
+        return {}
+    arrays = encode(encoder, np.stack([stack_images(window) for window in windows]), options)
+    ends = [(window.frames[0], window.frames[-1]) for window in windows]
+    arrays["frames"] = np.array([(first.number, last.number) for first, last in ends])
+    arrays["times"] = np.array([(first.time, last.time) for first, last in ends])
+    return arrays
+
+
+def stack_images(window: Window) -> UInt8[np.ndarray, "T H W C"]:
+    return np.stack([frame.image for frame in window.frames])
+
+
 @torch.no_grad()
 def encode(
     encoder: VideoEncoder, clips: UInt8[np.ndarray, "B T H W C"], options: argparse.Namespace
-) -> Iterator[dict[str, np.ndarray]]:
-    """Encode clips; return an iterator over the arrays of each."""
+) -> dict[str, np.ndarray]:
+    """Return features fp32 [B, D] of clips and, with --tokens, tokens fp16 [B, t, h, w, D]."""
     device = next(encoder.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         features = encoder.encode(torch.from_numpy(clips).to(device), options.keep)
     arrays = {"features": features.pooled.float().cpu().numpy()}
     if options.tokens:
         arrays["tokens"] = features.tokens.half().unflatten(1, encoder.config.grid).cpu().numpy()
-    return ({name: values[index] for name, values in arrays.items()} for index in range(len(clips)))
+    return arrays
 
 
 if __name__ == "__main__":

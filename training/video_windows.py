@@ -95,7 +95,7 @@ class WindowReader:
             yield from self.list_samples(ShardDataset.open(split), f"{split.name}/")
         if splits:
             return
-        for item in read_inputs(place, ListOptions(asks=False)):
+        for item in read_inputs(place, ListOptions(subset="all", asks=False)):
             yield self._list_item(item)
 
     def list_samples(self, dataset: ShardDataset, prefix: str = "") -> Iterator[ListedVideo]:

@@ -68,7 +68,10 @@ def list_frames(folder: Path) -> list[Path]:
 def _describe_frames(folder: Path, fps: float | None) -> tuple[Path, dict[str, str]]:
     """Return the pattern of a folder's pictures, and the options with which FFmpeg reads them as a video."""
     if fps is None:
-        raise VideoError("it is a folder of frames, which does not say their rate: give --fps")
+        raise VideoError(
+            "it is a folder of frames, which does not say their rate: make shards of it with"
+            " make_shards.py --fps"
+        )
     match = PICTURE.fullmatch(list_frames(folder)[0].name)
     assert match is not None
     prefix, number, extension = match.groups()
