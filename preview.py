@@ -1,8 +1,9 @@
-"""Show the exact model inputs of a run: `python preview.py SHARDS [--config FILE] [section.key=value ...]`.
+"""Show the exact model inputs of a run: `python preview.py SHARDS [--config FILE]
+[section.key=value ...]`.
 
-Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a row of clip frames,
-and FOLDER/preview.gif, the same as a video. The clips come from the loader that training uses; --config may be the
-config.yaml of a run.
+Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a
+row of clip frames, and FOLDER/preview.gif, the same as a video. The clips come from the loader that
+training uses; --config may be the config.yaml of a run.
 """
 
 import argparse
@@ -36,7 +37,9 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from adamae.common.logging import log
 from adamae.figures.clips import describe_sample
@@ -50,18 +53,21 @@ from adamae.figures.sheet import (
 )
 from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.loader import Batch, ClipLoader
+from adamae.pipeline.planning.crops import Crop
 from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
 from adamae.pipeline.shards.arrays import to_rgb
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.video_error import VideoError
 from adamae.training.startup_warnings import warn_of_videos
 
-COLUMNS = 8  # frames of a clip that the image shows
+# Frames of a clip in preview.png; the animation shows all of them.
+MAX_COLUMNS = 8
 BOX_COLOR = (255, 64, 32)
 
 
 def main(options: argparse.Namespace) -> None:
-    config, num_frames = options.config.data, options.config.model.num_frames
+    config = options.config.data
+    num_frames = options.config.model.num_frames
     dataset = ShardDataset.open(config)
     plan = TrainingPlan(
         dataset,
@@ -78,45 +84,55 @@ def main(options: argparse.Namespace) -> None:
     rows = make_rows(dataset, plan.batch(options.first), batch)
 
     options.output.mkdir(parents=True, exist_ok=True)
-    columns = min(COLUMNS, num_frames)
-    frames = [column * num_frames // columns for column in range(columns)]
-    save_image(
-        render_sheet(rows, frames, Layout.fit(rows, columns)), options.output / "preview.png"
-    )
+    num_columns = min(MAX_COLUMNS, num_frames)
+    # Evenly spread: the first frames of 16 in 8 columns are 0, 2 and 4.
+    frames = [column * num_frames // num_columns for column in range(num_columns)]
+    sheet = render_sheet(rows, frames, Layout.fit(rows, num_columns))
+    save_image(sheet, options.output / "preview.png")
     save_animation(render_animation(rows), options.output / "preview.gif")
-    log(
-        f"wrote {options.output}/preview.png and preview.gif: {len(batch.clip)} clips of batch {options.first}"
-    )
+    content = f"{len(batch.clip)} clips of batch {options.first}"
+    log(f"wrote {options.output}/preview.png and preview.gif: {content}")
 
 
 def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch) -> list[Row]:
-    """Make two rows per clip: source frames with the crop drawn on them, and the clip. Raise InputError if a video
-    cannot be decoded."""
+    """Return two rows per clip: source frames with the crop drawn on them, and the clip.
+
+    Raise InputError if a video cannot be decoded.
+    """
     rows = []
     for row, clip in zip(plan_rows, batch.clip, strict=True):
         sample = dataset.samples[row.sample]
         try:
-            frames = to_rgb(
-                decode_frames(dataset.read_video(row.sample), row.frames, sample.num_frames)
-            ).copy()
+            content = dataset.read_video(row.sample)
+            frames = decode_frames(content, row.frames, sample.num_frames)
         except VideoError as error:
             location = dataset.describe_location(row.sample)
             advice = "run `python shard_tools/check_shards.py`"
             raise InputError(f"{location} cannot be decoded: {error}; {advice}") from error
+        # A copy: the frames of an array are its file's, which is mapped read-only.
+        marked_frames = to_rgb(frames).copy()
+        draw_crop(marked_frames, row.crop)
+        frame_range = f"frames {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}"
+        size = f"{sample.width}×{sample.height}"
+        label = f"{describe_sample(dataset, sample)}\n{frame_range}\n{size}"
+        rows.append(Row(label, marked_frames))
         x, y, width, height = row.crop
-        line = max(
-            2, round(max(sample.width, sample.height) / 160)
-        )  # still visible when scaled down
-        box = frames[:, y : y + height, x : x + width]
-        for edge in (box[:, :line], box[:, -line:], box[:, :, :line], box[:, :, -line:]):
-            edge[:] = BOX_COLOR
-        source_label = (
-            f"{describe_sample(dataset, sample)}\nframes {row.frames[0]} to {row.frames[-1]} of {sample.num_frames}\n"
-            f"{sample.width}×{sample.height}"
-        )
-        clip_label = f"crop {width}×{height}\nat ({x}, {y}){', flipped' * row.flip}"
-        rows += [Row(source_label, frames), Row(clip_label, to_rgb(clip.numpy()))]
+        flipped = ", flipped" if row.flip else ""
+        label = f"crop {width}×{height}\nat ({x}, {y}){flipped}"
+        rows.append(Row(label, to_rgb(clip.numpy())))
     return rows
+
+
+def draw_crop(frames: UInt8[np.ndarray, "T H W 3"], crop: Crop) -> None:
+    """Draw a crop's border into the frames."""
+    x, y, width, height = crop
+    # Wide enough to be visible where large frames are scaled down.
+    line = max(2, round(max(frames.shape[1:3]) / 160))
+    box = frames[:, y : y + height, x : x + width]
+    box[:, :line] = BOX_COLOR
+    box[:, -line:] = BOX_COLOR
+    box[:, :, :line] = BOX_COLOR
+    box[:, :, -line:] = BOX_COLOR
 
 
 if __name__ == "__main__":

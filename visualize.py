@@ -1,9 +1,9 @@
 """Visualize reconstructions: `python visualize.py RUN VIDEO... [--output FOLDER]`.
 
-Writes the paper's figure for each video (frames, reconstruction, error, sampling probability, mask) as PNG and GIF,
-with the principal components of the encoder's features of the whole clip as colors. A VIDEO is a file, a folder or
-a list of videos, a tar, or a folder of shards; RUN is a run directory, one of its checkpoints, or any file of weights
-that training can start from.
+Writes the paper's figure for each video (frames, reconstruction, error, sampling probability, mask)
+as PNG and GIF, with the principal components of the encoder's features of the whole clip as colors.
+A VIDEO is a file, a folder or a list of videos, a tar, or a folder of shards; RUN is a run
+directory, one of its checkpoints, or any file of weights that training can start from.
 """
 
 import argparse
@@ -52,6 +52,7 @@ from adamae.common.progress import progress_bar
 from adamae.figures.clips import read_clips
 from adamae.figures.reconstruction import comparison_rows, make_rows, render_figure
 from adamae.figures.sheet import render_animation, save_animation, save_image
+from adamae.model.adamae import AdaMAE
 from adamae.model.maps import reconstruct
 from adamae.model.weights.find_weights import find_file, run_of
 from adamae.model.weights.load_model import load_adamae
@@ -59,50 +60,66 @@ from adamae.model.weights.read_config import trained_rate
 from adamae.pipeline.config import DataConfig
 from adamae.training.remote_run import local_run
 
-COMPARISON_WIDTH = 1000  # pixels: these figures have many rows
+# In pixels; less than other figures have, as these have many rows.
+COMPARISON_WIDTH = 1000
 
 
 def visualize(options: argparse.Namespace) -> None:
     run = local_run(options.run)
-    changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
-    model = load_adamae(run, **changes)
+    model, *compared_models = load_models(run, options)
+    names = [Path(path).name for path in (options.run, *options.compare)]
     config = model.config
-    compared = [(Path(options.run).name, model)]
-    for path in options.compare:
-        other = load_adamae(local_run(path), **changes)
-        if (other.config.num_frames, other.config.frame_size) != (
-            config.num_frames,
-            config.frame_size,
-        ):
-            raise InputError(
-                f"{path} takes clips of another shape than {run}: they cannot be compared"
-            )
-        compared.append((Path(path).name, other))
-
-    # Neither in a checkpoint's directory, which is deleted when there are newer ones, nor in a cache.
-    folder = (run_of(find_file(run)) or run) if Path(options.run).exists() else Path()
-    output = options.output or (folder if folder.is_dir() else Path()) / "figures"
+    output = options.output or choose_folder(run, options.run) / "figures"
     output.mkdir(parents=True, exist_ok=True)
     rate = {"frame_stride": options.frame_stride} if options.frame_stride else trained_rate(run)
     clips = read_clips(
         options.videos, config.num_frames, config.image_size, DataConfig(**rate), options.clips
     )
     for clip in progress_bar(clips, unit="clip", desc="figures"):
-        rows = [
-            *make_rows(reconstruct(model, clip.frames[None], options.seed), clip.title).values()
-        ]
+        frames = clip.frames[None]
+        # One seed for all models: those that mask at random mask the same tokens.
+        maps = reconstruct(model, frames, options.seed)
+        rows = list(make_rows(maps, clip.title).values())
         save_image(render_figure(rows, config, clip.times), output / f"{clip.name}.png")
         save_animation(render_animation(rows), output / f"{clip.name}.gif")
-        if options.compare:
-            named = (
-                (name, reconstruct(other, clip.frames[None], options.seed))
-                for name, other in compared
-            )
-            figure = render_figure(
-                comparison_rows(named, clip.title), config, clip.times, COMPARISON_WIDTH
-            )
+        if compared_models:
+            all_maps = [maps]
+            all_maps += [reconstruct(other, frames, options.seed) for other in compared_models]
+            rows = comparison_rows(zip(names, all_maps, strict=True), clip.title)
+            figure = render_figure(rows, config, clip.times, COMPARISON_WIDTH)
             save_image(figure, output / f"{clip.name}.runs.png")
     log(f"wrote a PNG and a GIF of each video to {output}")
+
+
+def load_models(run: Path, options: argparse.Namespace) -> list[AdaMAE]:
+    """Load the run's model, and those of --compare; raise InputError if they take other clips."""
+    changes = {} if options.mask_ratio is None else {"mask_ratio": options.mask_ratio}
+    models = [load_adamae(run, **changes)]
+    shape = clip_shape(models[0])
+    for path in options.compare:
+        models.append(load_adamae(local_run(path), **changes))
+        if clip_shape(models[-1]) != shape:
+            raise InputError(
+                f"{path} takes clips of another shape than {run}: they cannot be compared"
+            )
+    return models
+
+
+def clip_shape(model: AdaMAE) -> tuple[int, ...]:
+    """Return the frames, height and width of a model's clips."""
+    return model.config.num_frames, *model.config.frame_size
+
+
+def choose_folder(run: Path, name: str) -> Path:
+    """Return the run directory, or the current one if `name` is a URL, or a file of weights of no
+    run.
+    """
+    # The copy of a URL lies in a cache, where nobody looks.
+    if not Path(name).exists():
+        return Path()
+    # Not a checkpoint's own directory: it is deleted when there are newer checkpoints.
+    folder = run_of(find_file(run)) or run
+    return folder if folder.is_dir() else Path()
 
 
 if __name__ == "__main__":

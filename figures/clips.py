@@ -78,11 +78,13 @@ def read_clips(
     data: DataConfig,
     limit: int,
 ) -> Iterator[Clip]:
-    """Read a clip from the middle of each video, as data.frame_stride or data.fps say, scaled and center cropped.
+    """Read a clip from the middle of each video, as data.frame_stride or data.fps say, scaled and
+    center cropped.
 
-    A place is shards (a folder, a URL, or opened), or whatever shards can be made of: a video, a folder, a list, a tar.
-    Of each place `limit` evenly spread videos are read; one that does not decode is skipped and named on stderr. Raise
-    InputError for a place without a video, and for a single video that does not decode.
+    A place is shards (a folder, a URL, or opened), or whatever shards can be made of: a video, a
+    folder, a list, a tar. Of each place `limit` evenly spread videos are read; one that does not
+    decode is skipped and named on stderr. Raise InputError for a place without a video, and for a
+    single video that does not decode.
     """
     used: set[str] = set()
     for place in places:
@@ -108,7 +110,9 @@ def read_clips(
 def _read_middle(
     source: Source, num_frames: int, image_size: int | Sequence[int], data: DataConfig
 ) -> tuple[UInt8[Tensor, "T H W C"], list[int], float]:
-    """Return the clip in the middle of a video, the numbers of its frames, and the video's frame rate."""
+    """Return the clip in the middle of a video, the numbers of its frames, and the video's frame
+    rate.
+    """
     if source.problem is not None:
         raise VideoError(source.problem)
     with source.open() as content:
@@ -150,7 +154,9 @@ def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
 
 
 def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterator[Source]:
-    """Yield the videos of shards, or of whatever shards can be made of. Raise InputError if there is none."""
+    """Yield the videos of shards, or of whatever shards can be made of. Raise InputError if there
+    is none.
+    """
     if isinstance(place, ShardDataset):
         yield from _list_samples(place, data)
     elif is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
@@ -180,7 +186,9 @@ def _open_sample(dataset: ShardDataset, index: int) -> Iterator[bytes]:
 
 
 def _make_source(item: Item) -> Source:
-    """Describe a video that no shard holds; its name is its path, without what only the whole path of a list has."""
+    """Describe a video that no shard holds; its name is its path, without what only the whole path
+    of a list has.
+    """
     path = PurePosixPath(item.source).with_suffix("")
     parts = [part for part in path.parts if part not in ("/", "..")]
     segment = None
@@ -197,7 +205,9 @@ def _make_source(item: Item) -> Source:
 def resize_and_crop(
     frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]
 ) -> UInt8[Tensor, "T h w C"]:
-    """Scale the center of frames, as large as possible, to `image_size`: a square's side, or height and width."""
+    """Scale the center of frames, as large as possible, to `image_size`: a square's side, or height
+    and width.
+    """
     size = FrameSize.of(image_size)
     x, y, width, height = view_crop(frames.shape[2], frames.shape[1], 0, 1, size)
     clip = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
@@ -206,7 +216,9 @@ def resize_and_crop(
 
 
 def find_frames(path: Path, segment: Segment | None) -> FrameRange:
-    """Find the frames of a segment, or of all of a video, by decoding them, as containers are not always right."""
+    """Find the frames of a segment, or of all of a video, by decoding them, as containers are not
+    always right.
+    """
     if is_array(path):
         if segment is not None:
             raise VideoError("segments are cut out of videos, not out of arrays")

@@ -8,14 +8,18 @@ from matplotlib.figure import Figure
 
 from adamae.common.logging import escape
 
-MAX_TICKS = 40  # class names beside the matrix
-MAX_COUNTS = 25  # classes whose numbers of videos can be read in it
+# With more classes, their names beside the matrix overlap.
+MAX_TICKS = 40
+# With more classes, the numbers of videos in its cells cannot be read.
+MAX_COUNTS = 25
 
 
 def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     """Plot the row-normalized confusion matrix, with the counts where they can be read."""
     table = np.array(results["confusion"], dtype=float)
+    # A class without videos keeps a row of zeros.
     fractions = table / np.maximum(1, table.sum(1, keepdims=True))
+    # In inches; the title needs a width of 4.5, however few classes there are.
     side = min(14.0, 3 + 0.35 * len(names))
     figure = Figure(figsize=(max(side, 4.5), side), layout="constrained")
     axes = figure.subplots()
@@ -23,15 +27,13 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     figure.suptitle(f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos", fontsize=11)
     axes.set(xlabel="predicted label", ylabel="true label")
     if len(names) <= MAX_COUNTS:
+        style = {"ha": "center", "va": "center", "fontsize": 8}
         for (row, column), count in np.ndenumerate(table):
             color = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(
-                column, row, f"{count:.0f}", ha="center", va="center", color=color, fontsize=8
-            )
+            axes.text(column, row, f"{count:.0f}", color=color, **style)
     if len(names) <= MAX_TICKS:
-        ticks = [
-            escape(name).replace("$", r"\$") for name in names
-        ]  # between two dollars would be a formula
+        # matplotlib reads text between two dollars as a formula.
+        ticks = [escape(name).replace("$", r"\$") for name in names]
         axes.set_xticks(range(len(names)), ticks, rotation=90)
         axes.set_yticks(range(len(names)), ticks)
     figure.colorbar(image, ax=axes, fraction=0.046, label="fraction of the true label's videos")

@@ -14,72 +14,73 @@ from PIL import Image, ImageDraw, ImageFont
 from adamae.common.arithmetic import ceil_div
 from adamae.common.atomic_io import atomic_write
 
-MIN_WIDTH = 1600  # pixels of a sheet
-MIN_CELL = (
-    100  # pixels of a frame's width in it; where there are more frames, the sheet becomes wider
-)
+# All lengths are in pixels. A sheet becomes wider where its frames would be narrower than MIN_CELL.
+MIN_WIDTH = 1600
+MIN_CELL = 100
 GAP = 4
-ANIMATED_CELL, ANIMATED_LABEL, ANIMATED_FONT = 160, 180, 12
-FRAME_MS = 160  # of an animation
+# Of animations: they have the size of their cells, whatever the number of frames.
+ANIMATED_CELL = 160
+ANIMATED_LABEL = 180
+ANIMATED_FONT = 12
+MS_PER_FRAME = 160
 
 
 class Row(NamedTuple):
+    """A label and a cell per frame of a clip: the frame's pixels, or a map's tokens."""
+
     label: str
-    cells: UInt8[
-        np.ndarray, "T h w 3"
-    ]  # one per frame of the clip: its pixels, or the tokens of a map
+    cells: UInt8[np.ndarray, "T h w 3"]
     is_map: bool = False
 
     @property
     def aspect(self) -> float:
-        """Width per height."""
+        """The width of a cell over its height."""
         return self.cells.shape[2] / self.cells.shape[1]
 
     def render(self, frame: int, height: int) -> Image.Image:
         """Scale a cell to `height` pixels; tokens keep their edges."""
+        width = max(1, round(self.aspect * height))
         resampling = Image.Resampling.NEAREST if self.is_map else Image.Resampling.BICUBIC
-        return Image.fromarray(self.cells[frame]).resize(
-            (max(1, round(self.aspect * height)), height), resampling
-        )
+        return Image.fromarray(self.cells[frame]).resize((width, height), resampling)
 
 
 class Layout(NamedTuple):
-    """Pixels of a sheet."""
+    """The measures of a sheet, in pixels."""
 
-    label: int  # width of the text before a row
-    width: int  # of the widest cell
-    height: int  # of all cells
+    # The width of the text before a row.
+    label: int
+    # Of the widest cell.
+    width: int
+    # Of all cells.
+    height: int
     font: int
 
     @classmethod
     def fit(cls, rows: Sequence[Row], num_columns: int, min_width: int = MIN_WIDTH) -> "Layout":
-        label, min_cell = min_width * 3 // 16, min_width * MIN_CELL // MIN_WIDTH
+        """Return the layout of a sheet that is `min_width` wide, or wider for many columns."""
+        label = min_width * 3 // 16
+        min_cell = min_width * MIN_CELL // MIN_WIDTH
         width = max(ceil_div(min_width - label, num_columns) - GAP, min_cell)
-        return cls(label, width, round(width / max(row.aspect for row in rows)), min_width // 80)
+        height = round(width / max(row.aspect for row in rows))
+        return cls(label, width, height, min_width // 80)
 
 
 def render_sheet(
     rows: Sequence[Row], columns: Sequence[int], layout: Layout, captions: Sequence[str] = ()
 ) -> Image.Image:
-    """Stack rows, each with its label and its frames `columns`; below, a caption for each column."""
-    width, side = layout.width + GAP, layout.height + GAP
-    foot = 2 * layout.font if captions else 0
-    canvas = Image.new(
-        "RGB", (layout.label + len(columns) * width, len(rows) * side + foot), "white"
-    )
-    for number, row in enumerate(rows):
-        draw_text(
-            canvas,
-            (GAP, number * side + GAP),
-            _wrap(row.label, layout.label, layout.font),
-            layout.font,
-        )
-        for column, frame in enumerate(columns):
-            canvas.paste(
-                row.render(frame, layout.height), (layout.label + column * width, number * side)
-            )
-    for column, caption in enumerate(captions):
-        draw_text(canvas, (layout.label + column * width, len(rows) * side), caption, layout.font)
+    """Stack rows, each with its label and its frames `columns`; below, a caption per column."""
+    bottom = len(rows) * (layout.height + GAP)
+    lefts = [layout.label + index * (layout.width + GAP) for index in range(len(columns) + 1)]
+    caption_height = 2 * layout.font if captions else 0
+    canvas = Image.new("RGB", (lefts[-1], bottom + caption_height), "white")
+    for index, row in enumerate(rows):
+        top = index * (layout.height + GAP)
+        label = _wrap(row.label, layout.label, layout.font)
+        draw_text(canvas, (GAP, top + GAP), label, layout.font)
+        for left, frame in zip(lefts, columns, strict=False):
+            canvas.paste(row.render(frame, layout.height), (left, top))
+    for left, caption in zip(lefts, captions, strict=False):
+        draw_text(canvas, (left, bottom), caption, layout.font)
     return canvas
 
 
@@ -91,10 +92,11 @@ def render_animation(rows: Sequence[Row]) -> list[Image.Image]:
 
 
 def save_animation(images: Sequence[Image.Image], path: Path) -> None:
-    """Write a GIF."""
+    """Write a GIF that repeats forever."""
+    first, *others = images
     with atomic_write(path) as partial:
-        images[0].save(
-            partial, "GIF", save_all=True, append_images=images[1:], duration=FRAME_MS, loop=0
+        first.save(
+            partial, "GIF", save_all=True, append_images=others, duration=MS_PER_FRAME, loop=0
         )
 
 
@@ -110,11 +112,12 @@ def draw_text(canvas: Image.Image, corner: tuple[int, int], text: str, size: int
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(
-        Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size
-    )  # Pillow's own lacks ×
+    # matplotlib's font: Pillow's own lacks ×.
+    return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=size)
 
 
 def _wrap(text: str, width: int, size: int) -> str:
     """Break lines that are wider than `width` pixels."""
-    return "\n".join(textwrap.fill(line, int(width / size * 1.6)) for line in text.split("\n"))
+    # A character of this font is 1 / 1.6 of its height wide, on average.
+    max_characters = int(width / size * 1.6)
+    return "\n".join(textwrap.fill(line, max_characters) for line in text.split("\n"))
