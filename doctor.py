@@ -173,8 +173,9 @@ from adamae.training.timing import PretrainingStep, noise_clip, time_calls
 
 @dataclass
 class PlannedRun:
-    """What the checks are about, and what they have measured so far; speeds are this rank's, in
-    clips/s.
+    """What the checks are about, and what they have measured so far.
+
+    Speeds are this rank's, in clips/s.
     """
 
     config: TrainConfig
@@ -434,8 +435,9 @@ def estimate_duration(run: PlannedRun, say: Say) -> None:
 
 
 def compare_speeds(run: PlannedRun, say: Say) -> None:
-    """Compare all ways of loading with the training step, and say how many cores PyAV needs beside
-    a GPU.
+    """Compare all ways of loading with the training step.
+
+    Beside a GPU, say how many cores PyAV needs.
     """
     speeds = run.loader_speeds
     if run.step_speed == 0 or CONFIGURED not in speeds:

@@ -168,9 +168,7 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
 
 
 def find_best_weights(checkpoint: str) -> Path:
-    """Return a run's best weights, if it has selected any, else its newest ones or what
-    `checkpoint` is.
-    """
+    """Return the best weights of a run that has selected some, else the newest or the named."""
     path = local_run(checkpoint)
     best = path / "checkpoints" / "best"
     # Empty if the run was ended while its first best weights were written.
@@ -180,8 +178,7 @@ def find_best_weights(checkpoint: str) -> Path:
 
 
 def match_classes(weights: Weights, model: torch.nn.Module, dataset: ShardDataset) -> bool:
-    """Return whether a video may have several classes; raise InputError if the dataset has other
-    classes.
+    """Return whether videos may have several classes; raise InputError if the dataset has others.
 
     Weights of other projects do not name their classes: of those, only the number has to match.
     """
@@ -215,9 +212,7 @@ def log_scores(results: dict[str, Any], end: str = "") -> None:
 
 
 def evaluate_neighbors(options: argparse.Namespace) -> None:
-    """Log the accuracy of k-NN and of baselines without a model; write them to --output, if it is
-    set.
-    """
+    """Log the accuracy of k-NN and of baselines without a model; write them to --output, if set."""
     results = compare_clips(options) if options.shards else compare_features(options)
     # Only the main rank has results.
     if not results:
@@ -257,8 +252,7 @@ def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by their neighbors' features over the windows that extract_features.py has
-    encoded.
+    """Classify videos by the mean features of windows that extract_features.py has written.
 
     Windows of one source file are no neighbors of each other: they would show the same scene.
     """

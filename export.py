@@ -85,8 +85,9 @@ def main(options: argparse.Namespace) -> None:
 
 
 def import_weights(weights: Weights, source: Path, output: Path) -> None:
-    """Write weights as one safetensors file with their configuration; warn of what the source does
-    not say.
+    """Write weights and their configuration as one safetensors file.
+
+    Warn of what the source does not say.
     """
     if output.suffix != ".safetensors":
         raise InputError(
@@ -202,9 +203,7 @@ def describe_for_huggingface(weights: Weights) -> dict[str, Any]:
 
 
 def describe_preprocessing(config: ModelConfig) -> dict[str, Any]:
-    """Return the content of preprocessor_config.json: scale frames, crop their middle, normalize
-    it.
-    """
+    """Return the content of preprocessor_config.json: frames are scaled, cropped and normalized."""
     height, width = config.frame_size
     clip_size = {"height": height, "width": width}
     return {

@@ -181,7 +181,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def choose_rate(options: argparse.Namespace, model: Path) -> DataConfig:
-    """Return the frame rate or stride that the options set, or else that of the model's training."""
+    """Return the frame rate or stride that the options set, or else the model's in training."""
     if options.frame_stride or options.fps:
         return DataConfig(frame_stride=options.frame_stride, fps=options.fps)
     return DataConfig(**trained_rate(model))
@@ -225,11 +225,7 @@ def write_features(
     writer: FeatureWriter,
     options: argparse.Namespace,
 ) -> int:
-    """Encode the windows of all videos and write them, also of those that cannot be read to the
-    end.
-
-    Return the number of the latter.
-    """
+    """Encode and write the windows of all videos; return how many could not be read to the end."""
     num_incomplete = 0
     windows = chain.from_iterable(map(reader.read_windows, videos))
     # Of the current video: a batch may begin with the last windows of one and hold the first of the

@@ -8,5 +8,7 @@ from adamae.model.weights.load_model import load_adamae, load_encoder
 # torch.hub takes the entry that it has put on sys.path off again, and fails if it is gone: adamae/__init__.py.
 sys.path.insert(0, os.path.dirname(__file__))
 
+# The names are torch.hub's: it checks that these are installed before it calls an entry point.
 dependencies = ["torch", "einops", "huggingface_hub", "jaxtyping", "msgspec", "safetensors", "timm"]
-adamae, video_encoder = load_adamae, load_encoder
+adamae = load_adamae
+video_encoder = load_encoder

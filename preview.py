@@ -1,5 +1,6 @@
-"""Show the exact model inputs of a run: `python preview.py SHARDS [--config FILE]
-[section.key=value ...]`.
+"""Show the exact model inputs of a run.
+
+    python preview.py SHARDS [--config FILE] [section.key=value ...]
 
 Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a
 row of clip frames, and FOLDER/preview.gif, the same as a video. The clips come from the loader that

@@ -111,9 +111,7 @@ def clip_shape(model: AdaMAE) -> tuple[int, ...]:
 
 
 def choose_folder(run: Path, name: str) -> Path:
-    """Return the run directory, or the current one if `name` is a URL, or a file of weights of no
-    run.
-    """
+    """Return the run directory, or the current one for a URL or for weights without a run."""
     # The copy of a URL lies in a cache, where nobody looks.
     if not Path(name).exists():
         return Path()

@@ -23,6 +23,7 @@ def main() -> None:
         usage = f"usage: python -m adamae COMMAND [ARGUMENT ...]\ncommands: {', '.join(COMMANDS)}\n"
         sys.stderr.write(usage)
         sys.exit(0 if name in ("-h", "--help") else 2)
+    # Errors and --help name the command as it was called.
     sys.argv[:2] = [f"adamae {name}"]
     runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
 

@@ -1,18 +1,20 @@
-"""The parser of commands without a configuration: their mistakes end in one sentence, not in a screen of usage."""
+"""The parser of commands without a configuration: a mistake ends in one sentence."""
 
 import argparse
 import difflib
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NoReturn
 
 from adamae.common.errors import InputError
 
+# How argparse's message about options begins that it does not have.
 UNKNOWN = "unrecognized arguments: "
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose help is a module's docstring, and which raises InputError where argparse would print its usage."""
+    """A parser whose help is a docstring, and which raises InputError instead of printing usage."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
         super().__init__(
@@ -20,20 +22,23 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        """Raise InputError with argparse's message; for an unknown option, with one like it."""
         first = message.removeprefix(UNKNOWN).split()[0].partition("=")[0]
+        end = ";"
         if message.startswith(UNKNOWN) and first.startswith("-"):
-            known = [option for action in self._actions for option in action.option_strings]
-            similar = difflib.get_close_matches(first, known, n=1)
-            message = f"there is no option {first}" + (
-                f": did you mean {similar[0]}?" if similar else ""
-            )
-        message = message.removeprefix("argument ") + ("" if message.endswith("?") else ";")
-        raise InputError(f"{message} `{self.prog} --help` lists every option")
+            message = f"there is no option {first}"
+            options = chain.from_iterable(action.option_strings for action in self._actions)
+            similar = difflib.get_close_matches(first, list(options), n=1)
+            if similar:
+                end = f": did you mean {similar[0]}?"
+        message = message.removeprefix("argument ")
+        raise InputError(f"{message}{end} `{self.prog} --help` lists every option")
 
 
 def between(low: float, high: float = math.inf, kind: type = int) -> Callable[[str], Any]:
-    """Make an argument's `type`: a number from `low` to `high`, finite."""
+    """Return the `type` of an argument that is a finite number from `low` to `high`."""
 
+    # argparse names this function in its message about text that is no number.
     def number(text: str) -> Any:
         value = kind(text)
         if not low <= value <= high or value == math.inf:
@@ -45,8 +50,9 @@ def between(low: float, high: float = math.inf, kind: type = int) -> Callable[[s
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Parse I/N: the I-th of N jobs, counted from 1."""
+    """Parse I/N, the I-th of N jobs, counted from 1: "2/4" is (2, 4)."""
     part, _, total = text.partition("/")
-    if not (part.isdecimal() and total.isdecimal() and 1 <= int(part) <= int(total)):
+    is_numeric = part.isdecimal() and total.isdecimal()
+    if not is_numeric or not 1 <= int(part) <= int(total):
         raise argparse.ArgumentTypeError(f"{text} is not like 1/4, 2/4, 3/4 or 4/4")
     return int(part), int(total)

@@ -3,10 +3,11 @@
 
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return the quotient rounded up: 7 clips in batches of 3 are 3 batches."""
-    # Python's integer division rounds towards minus infinity, and is exact where a division of floats is not.
+    # Python's integer division rounds towards minus infinity, and is exact where a division of
+    # floats is not.
     return -(-dividend // divisor)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is at least `number`: 10 bytes in words of 8 take 16."""
+    """Round up to a multiple of `multiple`: 10 bytes in words of 8 take 16."""
     return ceil_div(number, multiple) * multiple

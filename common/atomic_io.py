@@ -15,18 +15,22 @@ from adamae.common.errors import name_disk_errors
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a path next to `path` for a new file or folder; rename it to `path` if the block succeeds, else delete it.
+    """Yield a path next to `path` for a new file or folder.
 
-    Disk errors of the block that name no file name `path` then.
+    Rename it to `path` if the block succeeds, else delete it. Disk errors of the block that name no
+    file are raised again with the name `path`.
     """
+    # Nodes that share a file system may write the same file at the same time.
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with name_disk_errors(path):
             yield temporary
+            # Without fsync, a power failure after the rename could leave an empty file.
             for entry in (*temporary.glob("*"), temporary):
                 sync(entry)
             temporary.replace(path)
+            # The rename itself is durable only when its folder is.
             sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -36,7 +40,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically and durably."""
     with atomic_write(path) as temporary:
-        # File names need not be UTF-8: Python holds their other bytes as \udcXX, which JSON reads back.
+        # File names need not be UTF-8: Python holds their other bytes as \udcXX, which JSON reads
+        # back.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

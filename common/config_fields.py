@@ -1,10 +1,11 @@
-"""Fields of configuration dataclasses: default, range and "free on resume" stand in one line, the help text below it.
+"""Fields of configuration dataclasses: a line with default and range, the help text below it.
 
     prefetch: int = option(3, at_least=1, free=True)
     \"\"\"batches that are read, decoded or ready, beyond the one in use\"\"\"
 
-`check_ranges` in `__post_init__` raises the one sentence on a value out of range; only rules that concern several
-fields are written by hand. Imports nothing heavy: a command's --help needs these modules and no torch.
+`check_ranges` in `__post_init__` raises InputError on a value out of range; only rules that concern
+several fields are written by hand. Imports nothing heavy: a command's --help needs these modules
+and no torch.
 """
 
 import copy
@@ -37,32 +38,37 @@ def option(default: T, *, free: bool = False, **limits: float) -> T:
 
 
 def check_ranges(config: Any, section: str = "") -> None:
-    """Raise InputError for the first number that is not finite or out of its field's range, in sections too."""
+    """Raise InputError for the first number, also of sections, that is out of its field's range.
+
+    No range has infinite numbers or NaN.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             check_ranges(value, field.name)
+        # Booleans are integers, too.
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         limits = field.metadata.get("limits", {})
-        if not (
-            math.isfinite(value)
-            and all(LIMITS[name](value, limit) for name, limit in limits.items())
-        ):
-            expected = (
-                " and ".join(
-                    f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()
-                )
-                or "finite"
-            )
-            finite = "" if math.isfinite(value) or not limits else "finite, "
-            null = ", or null" if type(None) in get_args(field.type) else ""
+        is_in_range = all(LIMITS[name](value, limit) for name, limit in limits.items())
+        if not math.isfinite(value) or not is_in_range:
             key = f"{section}.{field.name}" if section else field.name
-            raise InputError(f"{key} is {value}: must be {finite}{expected}{null}")
+            allowed = describe_range(limits, math.isfinite(value))
+            if type(None) in get_args(field.type):
+                allowed += ", or null"
+            raise InputError(f"{key} is {value}: must be {allowed}")
+
+
+def describe_range(limits: dict[str, float], is_finite: bool) -> str:
+    """Return a range in words, such as "at least 1 and below 10", for a value that is not in it."""
+    if not limits:
+        return "finite"
+    words = " and ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items())
+    return words if is_finite else f"finite, {words}"
 
 
 def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of the fields that a resumed run may change, those of nested dataclasses included."""
+    """Yield the dotted names of the fields, also of sections, that a resumed run may change."""
     for field in dataclasses.fields(config_class):
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             yield from free_keys(field.type, f"{prefix}{field.name}.")
@@ -71,11 +77,20 @@ def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested dict by their dotted names, tuples as lists; {} for anything else."""
+    """Return the values of a nested dict by their dotted names, tuples as lists.
+
+    {"model": {"size": "tiny"}} becomes {"model.size": "tiny"}, and what is no dict becomes {}.
+    """
     flat: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, dict) else ():
+    if not isinstance(tree, dict):
+        return flat
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        # An empty dict has no names of its own, and would be lost.
         if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{name}.")
+        elif isinstance(value, tuple):
+            flat[name] = list(value)
         else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+            flat[name] = value
     return flat

@@ -1,4 +1,4 @@
-"""How every command ends on bad input: one sentence on stderr, a non-zero exit code, no traceback."""
+"""The ends of commands on bad input: a sentence on stderr, a non-zero exit code, no traceback."""
 
 import errno
 import json
@@ -9,18 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from adamae.common.logging import escape, log
 
-# Import name -> pip name of packages that are imported only where they are used; the rest works without them.
+# Of packages that are imported only where they are used: import name -> what pip installs.
 LAZY_PACKAGES = {"nvidia": "nvidia-dali-cuda130", "jsonargparse": "jsonargparse", "wandb": "wandb"}
 # In CUDA's words, and what to do about a GPU that cannot be used.
 GPU_ERRORS = {
     "out of memory": "lower the batch size, or end what else runs on this GPU (see nvidia-smi)",
-    "busy or unavailable": "another process has this GPU for itself; choose another one with CUDA_VISIBLE_DEVICES",
+    "busy or unavailable": (
+        "another process has this GPU for itself; choose another one with CUDA_VISIBLE_DEVICES"
+    ),
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What users can change. Others, such as EBADF, are bugs and keep their traceback.
 DISK_ERRORS = (
     *DISK_FULL,
     errno.EFBIG,
@@ -39,45 +42,54 @@ T = TypeVar("T")
 
 
 def exit_on_interrupt(*_: object) -> None:
-    """Handle Ctrl-C while a command imports: for seconds, a KeyboardInterrupt could come up anywhere in a library."""
+    """End on Ctrl-C while a command imports.
+
+    For seconds, a KeyboardInterrupt could come up anywhere in a library, which may swallow it.
+    """
+    # Not print: a signal may interrupt another print, whose lock is held.
     os.write(2, b"interrupted\n")
     os._exit(130)
 
 
-# Not in the programs of others, which import this too, and not where Ctrl-C is ignored, as nohup has it.
+# Other programs that import this keep their handler, and so does a command whose Ctrl-C is ignored,
+# as in a shell's background jobs.
 MAIN = Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve()
-if (
-    Path(__file__).resolve().parents[1] in MAIN.parents[:2]
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
+IS_COMMAND = Path(__file__).resolve().parents[1] in MAIN.parents[:2]
+if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
 class InputError(Exception):
-    """The user's input cannot be used. The message is one sentence: what is wrong, where, and what to do."""
+    """The user's input cannot be used.
+
+    The message is one sentence: what is wrong, where, and what to do.
+    """
 
 
 class PeerLostError(InputError):
-    """Another rank of the run failed and reports the cause; this rank only cannot continue without it."""
+    """Another rank failed and reports the cause; this one only cannot continue without it."""
 
 
 def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> None:
     """Run a command's `main` and exit.
 
-    Exit codes: `main`'s return value or 0, 2 on bad input, a missing optional package or a full GPU, 74 on disk errors,
-    130 on Ctrl-C. `resumable`: re-running the command only does what is missing.
+    Exit codes: `main`'s return value or 0, 2 on bad input, a missing optional package or a full
+    GPU, 74 on disk errors (EX_IOERR of sysexits.h), 130 on Ctrl-C. `resumable`: re-running the
+    command only does what is missing.
     """
     with _exit_on_error(resumable):
+        # Imports are over: from now on, Ctrl-C runs the cleanup of `with` blocks.
         if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main() or 0)
 
 
 def parse_early(parse: Callable[[list[str]], T]) -> T:
-    """Parse a command's arguments before its heavy imports: --help and mistakes are answered in under a second.
+    """Parse a command's arguments before its heavy imports.
 
-    torch, timm and torchvision take 3 to 5 s to import: a command's file parses between the imports that this needs and
-    all others, as train.py does.
+    So --help and mistakes are answered in under a second, where importing torch, timm and
+    torchvision takes 3 to 5 s. A command's file parses between the imports that this needs and all
+    others, as train.py does.
     """
     with _exit_on_error():
         return parse(sys.argv[1:])
@@ -93,35 +105,43 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in LAZY_PACKAGES:
             raise
-        _exit(
-            f"error: the package {module} is not installed: pip install {LAZY_PACKAGES[module]}", 2
-        )
+        advice = f"pip install {LAZY_PACKAGES[module]}"
+        _exit(f"error: the package {module} is not installed: {advice}", 2)
     except KeyboardInterrupt:
-        _exit(
-            f"interrupted{'; progress is saved, re-run the same command to resume' if resumable else ''}",
-            130,
-        )
+        advice = "; progress is saved, re-run the same command to resume" if resumable else ""
+        _exit(f"interrupted{advice}", 130)
     except BrokenPipeError:
-        # The reader of our output has exited (`… | head`): not an error, but stdout must not be flushed at exit.
+        # The reader of our output has exited (`… | head`). That is not an error, but flushing
+        # stdout at exit would be one.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        path = error.filename2 or error.filename or "the output"  # of a rename, the target
-        free = ": free space and run the same command again" if error.errno in DISK_FULL else ""
-        _exit(f"error: cannot use {path}: {error.strerror}{free}", 74)
+        # Of a rename, the second name is the target.
+        path = error.filename2 or error.filename or "the output"
+        advice = ": free space and run the same command again" if error.errno in DISK_FULL else ""
+        _exit(f"error: cannot use {path}: {error.strerror}{advice}", 74)
     except RuntimeError as error:
-        sentence = str(error).partition("\n")[0].partition(". ")[0]
-        advice = next((advice for words, advice in GPU_ERRORS.items() if words in sentence), None)
-        if advice is None or not sentence.startswith("CUDA"):
+        sentence = _explain_gpu_error(str(error))
+        if sentence is None:
             raise
-        _exit(f"error: {sentence}: {advice}", 2)
+        _exit(f"error: {sentence}", 2)
+
+
+def _explain_gpu_error(message: str) -> str | None:
+    """Return the first sentence of an error of CUDA and what to do; None for other errors."""
+    sentence = message.partition("\n")[0].partition(". ")[0]
+    if sentence.startswith("CUDA"):
+        for words, advice in GPU_ERRORS.items():
+            if words in sentence:
+                return f"{sentence}: {advice}"
+    return None
 
 
 @contextmanager
 def name_disk_errors(path: Path) -> Iterator[None]:
-    """Add `path` to disk errors of an open file: Python names only the files that it fails to open."""
+    """Add `path` to disk errors: Python names only files that it fails to open, not open ones."""
     try:
         yield
     except OSError as error:
@@ -130,11 +150,16 @@ def name_disk_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
-def _exit(sentence: str, code: int, *, is_cause: bool = True) -> None:
+def _exit(sentence: str, code: int, *, is_cause: bool = True) -> NoReturn:
+    """Log the sentence, for torchrun too, and exit; not `is_cause`: another rank has the cause."""
     log(sentence, sys.stderr)
-    # torchrun reports the failure with the earliest timestamp, in whole seconds; a consequence must not look earlier.
-    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        report = {"message": escape(sentence), "timestamp": time.time() + (0 if is_cause else 1)}
-        with suppress(OSError):  # the disk may be what failed
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        # torchrun reports the failure with the earliest timestamp, in whole seconds. A consequence
+        # must not look earlier than its cause.
+        timestamp = time.time() if is_cause else time.time() + 1
+        report = {"message": escape(sentence), "timestamp": timestamp}
+        # The disk may be what failed.
+        with suppress(OSError):
             Path(error_file).write_text(json.dumps(report), encoding="utf-8")
     sys.exit(code)

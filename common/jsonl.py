@@ -8,15 +8,18 @@ from typing import Any
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read all valid lines; one that a kill or a full disk has cut short is skipped."""
-    text = (
-        path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    )  # a bad byte costs its line
-    found: list[Any] = []
-    for line in text.splitlines():
+    """Read the objects of all lines but those that a kill or a full disk has cut short."""
+    if not path.exists():
+        return []
+    rows = []
+    # Replaced, a byte that is not UTF-8 costs a line at most.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        # RecursionError: a damaged line may be a thousand brackets.
         with suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict)]
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
 
 
 def end_last_line(path: Path) -> None:
@@ -26,7 +29,8 @@ def end_last_line(path: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Write once in append mode, so that lines of several processes do not mix."""
+    """Append a line, durably."""
+    # POSIX: a single write in append mode is atomic, so lines of several processes do not mix.
     with path.open("ab", buffering=0) as file:
         file.write(line.encode())
         os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""Locks on files, by which processes that share a file system keep out of each other's way.
+"""Locks on files, for processes that share a file system.
 
-They are flock(2)'s, so the kernel releases them when a process ends, however it ends.
+They are those of flock(2): the kernel releases them when a process ends, also when it is killed.
 """
 
 import fcntl
@@ -17,9 +17,10 @@ from adamae.common.errors import InputError
 
 @contextmanager
 def exclusive_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is missing, alone among all processes and threads.
+    """Hold the lock of a file, which is made if it is missing, alone among processes and threads.
 
-    Raise filelock.Timeout if somebody else holds it and `wait` is false, InputError if `path` is a symbolic link.
+    Raise filelock.Timeout if it is held elsewhere and `wait` is false, and InputError if `path` is
+    a symbolic link.
     """
     lock = FileLock(path, blocking=wait)
     try:
@@ -34,9 +35,10 @@ def exclusive_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def shared_lock(path: Path) -> BinaryIO:
-    """Take a lock that many processes may hold until they close the file, while exclusive_lock has to wait.
+    """Take a lock that many processes may hold until they close the file; exclusive_lock waits.
 
-    filelock has no shared locks that mix with exclusive ones. Raise InputError if `path` is a symbolic link.
+    filelock has no shared locks that mix with exclusive ones. Raise InputError if `path` is a
+    symbolic link.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -49,6 +51,9 @@ def shared_lock(path: Path) -> BinaryIO:
 
 
 def _explain_link(path: Path, error: OSError) -> None:
-    """Raise InputError if a lock could not be taken because its file is a link, which could lead anywhere."""
+    """Raise InputError if the file of a lock is a link.
+
+    Who may write to the folder could else have a file of the user's choice created or opened.
+    """
     if path.is_symlink():
         raise InputError(f"{path} is a link: remove it, or name a directory of your own") from error

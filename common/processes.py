@@ -3,13 +3,13 @@
 import ctypes
 import signal
 
+# An option of prctl(2), from linux/prctl.h.
 PR_SET_PDEATHSIG = 1
-"""An option of prctl(2), from linux/prctl.h."""
 
 
 def end_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal as soon as the thread that started it has ended.
+    """Let the kernel send this process a signal when the thread that started it ends.
 
-    Workers whose parent is killed would otherwise continue, as nobody is left who could stop them.
+    Otherwise, the workers of a killed process would keep running.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)

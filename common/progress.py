@@ -10,8 +10,12 @@ T = TypeVar("T")
 
 
 def progress_bar(values: Iterable[T] | None = None, *, unit: str, **options: Any) -> "tqdm[T]":
-    """Wrap `values` in a bar on stderr; without values, return a bar to update by hand. `options` are tqdm's."""
-    interval = 0.1 if sys.stderr.isatty() else 30  # seconds; a log file needs few lines
+    """Wrap `values` in a bar on stderr; without values, return a bar to update by hand.
+
+    `options` are tqdm's.
+    """
+    # In seconds. In a log file, every update is a line.
+    interval = 0.1 if sys.stderr.isatty() else 30
     return tqdm(
         values, unit=unit, file=sys.stderr, mininterval=interval, dynamic_ncols=True, **options
     )

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -32,18 +31,18 @@ from adamae.shard_tools.inputs.location import local_copy
 
 
 class Clip(NamedTuple):
-    """Frames of a video, and what a figure says of them."""
+    """Frames of a video, and what figures need to know about them."""
 
-    # Of the video, made unique.
+    # The name of the video, made unique.
     name: str
     frames: UInt8[Tensor, "T H W C"]
-    # The file, or the tar that it is in.
+    # The file of the video, or the tar that it is in.
     video: Path
-    # Of the frames in the video as stored.
+    # The numbers of the frames in the video as stored.
     numbers: list[int]
-    # Of the frames, seconds.
+    # The times of the frames, in seconds.
     times: list[float]
-    # File name and class, for people.
+    # The file name and the class, for people.
     title: str
 
 
@@ -52,19 +51,21 @@ class Source(NamedTuple):
 
     name: str
     title: str
-    # The file, or the tar that it is in.
+    # The file of the video, or the tar that it is in.
     file: Path
-    # Gives what decode_frames takes: a stored video's bytes, or a file.
+    # Yields what decode_frames takes: the bytes of a stored video, or a file, which may be
+    # temporary.
     open: Callable[[], AbstractContextManager[bytes | Path]]
-    # Of a video in shards.
+    # Only videos in shards have one.
     sample: Sample | None = None
-    # Of a video in a list: the part that is asked for, and why there is none.
+    # The part that a list asks for.
     segment: Segment | None = None
+    # Why a list's video cannot be read.
     problem: str | None = None
 
 
 class FrameRange(NamedTuple):
-    """Frames of a video that follow each other."""
+    """Consecutive frames of a video, and their rate."""
 
     first: int
     num_frames: int
@@ -72,37 +73,35 @@ class FrameRange(NamedTuple):
 
 
 def read_clips(
-    places: Sequence[Path | str | ShardDataset],
+    locations: Sequence[Path | str | ShardDataset],
     num_frames: int,
     image_size: int | Sequence[int],
     data: DataConfig,
     limit: int,
 ) -> Iterator[Clip]:
-    """Read a clip from the middle of each video, as data.frame_stride or data.fps say, scaled and
-    center cropped.
+    """Read a clip from the middle of each video, scaled and center cropped.
 
-    A place is shards (a folder, a URL, or opened), or whatever shards can be made of: a video, a
-    folder, a list, a tar. Of each place `limit` evenly spread videos are read; one that does not
-    decode is skipped and named on stderr. Raise InputError for a place without a video, and for a
-    single video that does not decode.
+    A location is shards (a folder, a URL, or opened), or whatever shards can be made of: a video, a
+    folder, a list, a tar. Of each one, up to `limit` evenly spread videos are read. A video that
+    does not decode is skipped and named on stderr. `data` sets the distance of frames. Raise
+    InputError for a location without a video, and for a single video that does not decode.
     """
-    used: set[str] = set()
-    for place in places:
-        sources = list(_list_sources(place, data))
-        step_between = ceil_div(len(sources), limit)
-        for source in sources[::step_between]:
+    used_names: set[str] = set()
+    for location in locations:
+        sources = list(_list_sources(location, data))
+        # Of 10 videos and a limit of 4, the first, fourth, seventh and tenth are read.
+        step = ceil_div(len(sources), limit)
+        for source in sources[::step]:
             try:
                 frames, numbers, fps = _read_middle(source, num_frames, image_size, data)
             except VideoError as error:
                 if len(sources) == 1 and source.sample is None:
-                    raise InputError(f"{place} cannot be decoded: {error}") from error
-                log(
-                    f"skipped {printable(source.name)}, which cannot be decoded: {error}",
-                    sys.stderr,
-                )
+                    raise InputError(f"{location} cannot be decoded: {error}") from error
+                name = printable(source.name)
+                log(f"skipped {name}, which cannot be decoded: {error}", sys.stderr)
                 continue
-            name = _make_unique(source.name, used)
-            used.add(name)
+            name = _make_unique(source.name, used_names)
+            used_names.add(name)
             times = [number / fps for number in numbers]
             yield Clip(name, frames, source.file, numbers, times, source.title)
 
@@ -110,9 +109,7 @@ def read_clips(
 def _read_middle(
     source: Source, num_frames: int, image_size: int | Sequence[int], data: DataConfig
 ) -> tuple[UInt8[Tensor, "T H W C"], list[int], float]:
-    """Return the clip in the middle of a video, the numbers of its frames, and the video's frame
-    rate.
-    """
+    """Return the clip in the middle of a video, its frames' numbers, and the video's frame rate."""
     if source.problem is not None:
         raise VideoError(source.problem)
     with source.open() as content:
@@ -126,20 +123,19 @@ def _read_middle(
             num_stored = None
             frames = find_frames(content, source.segment)
         step = frame_step(frames.fps, stored_stride, data)
-        numbers = [
-            frames.first + number
-            for number in strided_frames(frames.num_frames, num_frames, step, 0.5)
-        ]
+        # 0.5: half of the frames that the clip leaves out lie before it.
+        offsets = strided_frames(frames.num_frames, num_frames, step, 0.5)
+        numbers = [frames.first + offset for offset in offsets]
         clip = resize_and_crop(decode_frames(content, numbers, num_stored), image_size)
         return clip, numbers, frames.fps
 
 
-def _make_unique(name: str, used: set[str]) -> str:
-    """Return the name, with a number behind it where it is used."""
+def _make_unique(name: str, used_names: set[str]) -> str:
+    """Return the name, or if it is used, "name-2" or the next number that is not."""
     candidate = name
-    for number in count(2):
-        if candidate not in used:
-            break
+    number = 1
+    while candidate in used_names:
+        number += 1
         candidate = f"{name}-{number}"
     return candidate
 
@@ -147,36 +143,36 @@ def _make_unique(name: str, used: set[str]) -> str:
 def describe_sample(dataset: ShardDataset, sample: Sample) -> str:
     """Return the name of the file that a video was, and its class."""
     classes = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
-    name = " ".join(filter(None, (PurePath(sample.source).name, sample.segment)))
+    name = PurePath(sample.source).name
+    if sample.segment:
+        name = f"{name} {sample.segment}"
     if not classes:
         return printable(name)
     return f"{printable(name)}\nclass {printable(classes)}"
 
 
-def _list_sources(place: Path | str | ShardDataset, data: DataConfig) -> Iterator[Source]:
-    """Yield the videos of shards, or of whatever shards can be made of. Raise InputError if there
-    is none.
-    """
-    if isinstance(place, ShardDataset):
-        yield from _list_samples(place, data)
-    elif is_remote(str(place)) or (Path(place) / DATASET_FILE).is_file():
-        yield from _list_samples(ShardDataset.open(place), data)
+def _list_sources(location: Path | str | ShardDataset, data: DataConfig) -> Iterator[Source]:
+    """Yield the videos of a location; raise InputError if there is none."""
+    if isinstance(location, ShardDataset):
+        yield from _list_samples(location, data)
+    elif is_remote(str(location)) or (Path(location) / DATASET_FILE).is_file():
+        yield from _list_samples(ShardDataset.open(location), data)
     else:
-        for item in read_inputs(str(place), ListOptions(subset="all", unlabeled=True, asks=False)):
+        # Figures need no labels, so no question about them or about subsets is worth an error.
+        options = ListOptions(subset="all", unlabeled=True, asks=False)
+        for item in read_inputs(str(location), options):
             yield _make_source(item)
 
 
 def _list_samples(dataset: ShardDataset, data: DataConfig) -> Iterator[Source]:
     check_strides(dataset, data)
     for index, sample in enumerate(dataset.samples):
-        name = sample.key.replace("/", "_")
-        shard = Path(dataset.shards[int(dataset.shard_of(index))])
         yield Source(
-            name,
-            describe_sample(dataset, sample),
-            shard,
-            partial(_open_sample, dataset, index),
-            sample,
+            name=sample.key.replace("/", "_"),
+            title=describe_sample(dataset, sample),
+            file=Path(dataset.shards[int(dataset.shard_of(index))]),
+            open=partial(_open_sample, dataset, index),
+            sample=sample,
         )
 
 
@@ -186,28 +182,29 @@ def _open_sample(dataset: ShardDataset, index: int) -> Iterator[bytes]:
 
 
 def _make_source(item: Item) -> Source:
-    """Describe a video that no shard holds; its name is its path, without what only the whole path
-    of a list has.
-    """
+    """Describe a video that no shard holds; its name is that of its path, without `/` and `..`."""
     path = PurePosixPath(item.source).with_suffix("")
     parts = [part for part in path.parts if part not in ("/", "..")]
     segment = None
     if item.segment:
         segment = Segment.parse(item.segment)
         parts.append(item.segment)
-    file = Path(item.location if isinstance(item.location, str) else item.location.archive)
-    open_here = partial(local_copy, item.location)
+    # A location is a path, or a member of a tar.
+    file = item.location if isinstance(item.location, str) else item.location.archive
     return Source(
-        "_".join(parts), printable(item.name), file, open_here, None, segment, item.problem
+        name="_".join(parts),
+        title=printable(item.name),
+        file=Path(file),
+        open=partial(local_copy, item.location),
+        segment=segment,
+        problem=item.problem,
     )
 
 
 def resize_and_crop(
     frames: UInt8[np.ndarray, "T H W C"], image_size: int | Sequence[int]
 ) -> UInt8[Tensor, "T h w C"]:
-    """Scale the center of frames, as large as possible, to `image_size`: a square's side, or height
-    and width.
-    """
+    """Scale the center of frames, as large as possible, to a side, or to height and width."""
     size = FrameSize.of(image_size)
     x, y, width, height = view_crop(frames.shape[2], frames.shape[1], 0, 1, size)
     clip = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
@@ -216,9 +213,7 @@ def resize_and_crop(
 
 
 def find_frames(path: Path, segment: Segment | None) -> FrameRange:
-    """Find the frames of a segment, or of all of a video, by decoding them, as containers are not
-    always right.
-    """
+    """Find the frames of a segment, or of a whole video, by decoding: containers may be wrong."""
     if is_array(path):
         if segment is not None:
             raise VideoError("segments are cut out of videos, not out of arrays")
@@ -226,14 +221,14 @@ def find_frames(path: Path, segment: Segment | None) -> FrameRange:
     video = SourceVideo(path)
     first_tick, end = video.find_ticks(segment)
     num_before = 0
-    num_shown = 0
+    num_frames = 0
     for tick, _ in video.decode(0):
         if tick >= end:
             break
         if tick < first_tick:
             num_before += 1
         else:
-            num_shown += 1
-    if num_shown == 0:
+            num_frames += 1
+    if num_frames == 0:
         raise VideoError("no frame is shown in its segment")
-    return FrameRange(num_before, num_shown, float(video.rate))
+    return FrameRange(num_before, num_frames, float(video.rate))

@@ -27,7 +27,7 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     figure.suptitle(f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos", fontsize=11)
     axes.set(xlabel="predicted label", ylabel="true label")
     if len(names) <= MAX_COUNTS:
-        style = {"ha": "center", "va": "center", "fontsize": 8}
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
         for (row, column), count in np.ndenumerate(table):
             color = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, f"{count:.0f}", color=color, **style)

@@ -1,6 +1,4 @@
-"""The paper's figure: frames, reconstructions, error, sampling probability, mask and features of a
-clip.
-"""
+"""The paper's figure: rows of frames, reconstructions and maps of a clip."""
 
 from collections.abc import Iterable, Sequence
 

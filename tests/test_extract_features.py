@@ -227,17 +227,21 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
 ) -> None:
     """Killed while it writes the fourth video, whose tar has the third; then run in two parts."""
     monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
-    monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
     output = tmp_path / "tars"
     killed = """if True:
-        import os, sys, training.feature_files
+        import os
+        import sys
         from adamae import extract_features
-        training.feature_files.MAX_VIDEOS = 2
-        describe, keys = training.feature_files.describe, []
+        from adamae.training import feature_files
+        feature_files.MAX_VIDEOS = 2
+        describe = feature_files.describe
+        keys = []
         def die_at_the_fourth(video):
             keys.append(video.key)
-            return describe(video) if len(keys) < 4 else os._exit(9)
-        training.feature_files.describe = die_at_the_fourth
+            if len(keys) == 4:
+                os._exit(9)
+            return describe(video)
+        feature_files.describe = die_at_the_fourth
         extract_features.main(extract_features.parse_arguments(sys.argv[1:]))
         """
     given = [
@@ -359,7 +363,9 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
 def test_nothing_is_written_outside_of_the_output(
     videos: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """Also of videos that a list names outside of its own folder: two of one name, and one by its whole path."""
+    """Also of videos that a list names outside of its own folder: two of one name, and one by its
+    whole path.
+    """
     (videos / "other").mkdir()
     (videos / "class 0/v0.mp4").rename(videos / "other/v1.mp4")
     (tmp_path / "lists").mkdir()
@@ -376,7 +382,9 @@ def test_nothing_is_written_outside_of_the_output(
 def test_segments_are_the_same_from_a_list_and_from_shards(
     videos: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """Each with its place in the source, whatever the 17 digits of a float; windows of a stride from its own start."""
+    """Each with its place in the source, whatever the 17 digits of a float; windows of a stride
+    from its own start.
+    """
     rows = [
         "v0.mp4,0.30000000000000004,2,7,a",
         "v2.mp4,0.375,2.5000000000000004,8,b",

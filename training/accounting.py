@@ -314,7 +314,7 @@ def _gpu_code_paths() -> Iterator[None]:
     """
     choose_precision = devices.choose_precision
     Tensor.is_cuda = not triton.knobs.runtime.interpret
-    devices.choose_precision = lambda device, wanted: wanted
+    devices.choose_precision = lambda device, configured: configured
     try:
         yield
     finally:
