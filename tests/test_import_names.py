@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import adamae
+
 ROOT = Path(__file__).parents[1]
 COMMANDS = sorted(file.stem for file in ROOT.glob("*.py") if file.name != "hubconf.py")
 # Stands in for Hugging Face's package, from which transformers takes classes and decorators.
@@ -46,6 +48,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_python("from setuptools import build_meta; build_meta.build_wheel('..')", folder / "tree")
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in adamae.__all__:
+        assert hasattr(adamae, name)
 
 
 def test_the_wheel_holds_one_package(wheel: Path) -> None:
