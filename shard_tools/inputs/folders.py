@@ -201,7 +201,7 @@ def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str
                 skipped.add(HIDDEN, f"{prefix}{name}/")
             else:
                 visible_folders.append(name)
-        # os.walk goes on with what is in its list.
+        # os.walk enters only the folders that are left in its list.
         inner_folders[:] = sorted(visible_folders)
         yield prefix, files
 

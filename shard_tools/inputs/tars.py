@@ -49,7 +49,7 @@ def list_tars(
 def _list_tar(
     path: Path, skipped: Skipped, classes: dict[str, str] | None, label: str | None
 ) -> Iterator[Item]:
-    """Yield the videos of a tar; `classes` are the names by id if it is a shard of ours."""
+    """Yield the videos of a tar; `classes` are the names by id if make_shards.py wrote it."""
     # Videos with their problems, by name.
     videos: dict[str, tuple[TarMember, str | None]] = {}
     # What is said of videos, by names without their last extension.
