@@ -1,7 +1,8 @@
-"""Random numbers that are a pure function of (seed, purpose, place): no generator is carried from step to step.
+"""Random numbers that are a pure function of (seed, purpose, stream).
 
-Philox's raw 64-bit words are used and turned into numbers here, because NumPy promises that only the raw stream of a
-bit generator stays the same between its versions.
+No generator is carried from step to step, so a run resumes anywhere. Philox's raw 64-bit words are
+turned into numbers here, because NumPy promises the same raw stream of a bit generator in all
+versions, but not the same numbers.
 """
 
 import threading
@@ -15,7 +16,7 @@ _generators = threading.local()
 
 
 class Purpose(IntEnum):
-    """What a draw is for; each has a stream of its own."""
+    """What random numbers are for; each purpose has streams of its own."""
 
     SHARD_ORDER = 1
     SAMPLE_ORDER = 2
@@ -29,39 +30,45 @@ class Purpose(IntEnum):
 
 
 def random_words(
-    seed: int, purpose: Purpose, place: tuple[int, int, int], count: int, first: int = 0
+    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int, first: int = 0
 ) -> UInt64[np.ndarray, " count"]:
-    """`count` words from word `first` on, wherever that is; streams of different places do not overlap (fewer than
-    2^66 words are drawn from one)."""
-    block, skipped = divmod(first, 4)  # a counter gives four words
-    if not hasattr(
-        _generators, "own"
-    ):  # a new one asks the system for a seed: .05 ms, and a clip needs two or three
+    """Return `count` words of a stream, from word `first` on.
+
+    The stream is the upper 192 bits of Philox's counter (Salmon et al., 2011), so streams do not
+    overlap within 2^66 words.
+    """
+    # One value of the counter gives four words.
+    block, num_skipped = divmod(first, 4)
+    # A new generator asks the system for a seed: .05 ms, and a clip needs two or three.
+    if not hasattr(_generators, "own"):
         _generators.own = np.random.Philox(0)
     generator: np.random.Philox = _generators.own
     state: Any = {
         "bit_generator": "Philox",
-        "state": {"counter": (block, *place), "key": (seed % 2**64, purpose)},
+        "state": {"counter": (block, *stream), "key": (seed % 2**64, purpose)},
         "buffer": (0, 0, 0, 0),
         "buffer_pos": 4,
         "has_uint32": 0,
         "uinteger": 0,
     }
     generator.state = state
-    words: UInt64[np.ndarray, " count"] = generator.random_raw(skipped + count)
-    return words[skipped:]
+    words: UInt64[np.ndarray, " count"] = generator.random_raw(num_skipped + count)
+    return words[num_skipped:]
 
 
-def uniforms(seed: int, purpose: Purpose, place: tuple[int, int, int], count: int) -> list[float]:
-    """`count` numbers in [0, 1)."""
-    numbers: list[float] = (
-        (random_words(seed, purpose, place, count) >> np.uint64(11)) * 2.0**-53
-    ).tolist()
+def uniforms(
+    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int, first: int = 0
+) -> list[float]:
+    """Return `count` numbers in [0, 1), made of the words of a stream from word `first` on."""
+    words = random_words(seed, purpose, stream, count, first)
+    # A double holds 53 bits.
+    numbers: list[float] = ((words >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
 
 
 def permutation(
-    seed: int, purpose: Purpose, place: tuple[int, int, int], count: int
+    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int
 ) -> Int[np.ndarray, " count"]:
-    """A permutation of 0..count-1."""  # NumPy takes 32 ms for 390,000, PyTorch 11, but decode workers do without it
-    return np.argsort(random_words(seed, purpose, place, count), kind="stable")
+    """Return 0 to count - 1 in random order."""
+    # 32 ms for 390,000. PyTorch sorts them in 11 ms, but decode workers do without PyTorch.
+    return np.argsort(random_words(seed, purpose, stream, count), kind="stable")

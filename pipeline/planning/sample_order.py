@@ -1,22 +1,37 @@
-"""Choose the video at each place of the endless training stream.
+"""Choose the video at each position of the endless training stream.
 
-Shards follow each other in random order, another one in every epoch, and the samples of every `shuffle_shards` of them,
-a window, are shuffled together. Nothing is laid out before it is reached (13 ms for the order of 390,000 shards at the
-beginning of an epoch, 1 ms for a window of 4,096 samples).
+The words of this file, from the large to the small:
 
-Canonical nodes, as in mosaicml/streaming: the shards are divided once per run into groups of equally many samples, and
-the places of a step into as many equal parts, each filled from one group. A node that serves some groups reads their
-shards alone in every epoch, whatever the number of nodes; only at the cuts, two groups share a shard.
+- stream: the samples (videos) that training decodes, at the positions 0, 1, 2, …; `step_size` of
+  them are a step.
+- canonical node, as in mosaicml/streaming: owns equally many samples as every other one, the same
+  in every epoch, and fills the same part of every step. A machine that serves some nodes reads
+  their shards alone, however many machines there are; two nodes share a shard only where their
+  samples meet.
+- mix: several datasets with weights. In each block of a node's stream every dataset fills a fixed
+  number of positions, in random order, from its own endless stream. So a small dataset is repeated
+  more often, whole each time.
+- epoch: a pass of a node over its samples of one dataset. Its spans follow each other in random
+  order, another one in every epoch.
+- span: consecutive samples of one shard. It is the whole shard, unless nodes share it, or a subset
+  leaves out some.
+- window: `shuffle_shards` consecutive spans of an epoch, whose samples are shuffled together.
 
-Mixes: in each block of each epoch of the mix, a dataset has a fixed number of places, in random order, which it fills
-from its own endless stream. A small dataset is repeated more often than the mix, whole each time.
+Without nodes, a mix or class balance, the samples of an epoch are these (`counts` of each shard
+that has any):
 
-Class balance: the places of a window are shared among its samples by the size of their class in the dataset: of 100
-million samples no more labels are looked at than a window's.
+    turns = np.argsort(rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(counts)))
+    windows = np.repeat(turns // shuffle_shards, counts)
+    words = rng.random_words(seed, Purpose.SAMPLE_ORDER, (epoch, 0, 0), counts.sum())
+    samples = np.lexsort((words, windows))
+
+The code gives the same without laying out an epoch before it is reached: at the beginning of one it
+orders the spans (13 ms for 390,000), and then window by window the samples (1 ms for 4,096).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -31,244 +46,378 @@ from adamae.pipeline.planning import rng
 from adamae.pipeline.planning.rng import Purpose
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import UNLABELED
+from adamae.pipeline.shards.index import Tables
 
-MIX_BLOCK = 2**13  # places of a mix whose order is computed at once, in .5 ms
-NEARBY_ATTEMPTS = (
-    8  # replacements from one window, which may be small, or all bad; then any video is tried
-)
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: its multiples lie far apart
+# Positions whose datasets are drawn at once, in .5 ms.
+MIX_BLOCK = 2**13
+# A window may be small, or all its videos may be broken: then, any video of the dataset is tried.
+NEARBY_ATTEMPTS = 8
+# 2^64 divided by the golden ratio, whose multiples lie far apart (Knuth, TAOCP 6.4).
+GOLDEN = 0x9E3779B97F4A7C15
 
 Samples = range | Int[np.ndarray, " samples"]
-# Pieces of shards in the order of these: of each, its first sample among those of the dataset that take part, and how
-# many there are, at least one.
+# The first sample of each span and how many it has, at least one. Samples are numbered among those
+# that take part.
 Spans = Int[np.ndarray, "spans 2"]
 
 
+@dataclass(frozen=True)
+class Member:
+    """A dataset of the mix; `samples` takes part in training: all (a range) or a subset."""
+
+    tables: Tables
+    samples: Samples
+    spans: Spans
+
+
 class SampleOrder:
-    """Gives sample numbers of one or several datasets for draws, which are places of the endless stream."""
+    """The order of the samples of a dataset, or of a mix of several.
+
+    For example, a dataset has shards of 3, 2, 4, 2 and 1 samples: 0-2, 3-4, 5-8, 9-10 and 11. Two
+    canonical nodes fill half of every step of 4 positions each, and 2 spans make a window.
+
+    1. The shards are divided once, in random order: 11, 9-10, 5-8, 3-4, 0-2. Node 0 owns the first
+       six samples, the spans 11, 9-10 and 5-7; node 1 owns 8, 3-4 and 0-2.
+    2. In epoch 0, node 0 takes its spans in the order 11, 9-10, 5-7. So its windows hold 9 to 11
+       and 5 to 7. The windows of node 1 hold 0 to 4 and 8.
+    3. Each window is shuffled: node 0 gives 10, 9, 11 and 6, 7, 5; node 1 gives 2, 1, 3, 0, 4 and
+       8.
+    4. A step takes the next two samples of each node. Epoch 1 begins at position 12.
+
+    >>> config = DataConfig(canonical_nodes=2, shuffle_shards=2)
+    >>> order = SampleOrder(dataset, config, seed=0, step_size=4, num_served=2)
+    >>> [order.sample(position) for position in range(12)]
+    [10, 9, 2, 1, 11, 6, 3, 0, 7, 5, 4, 8]
+    """
 
     def __init__(
         self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int
     ) -> None:
-        """Divide the shards; `step_size`: draws per step, `num_served`: canonical nodes that this process serves.
+        """Divide the shards among the nodes.
 
-        Raises InputError if data.canonical_nodes does not fit the step or the dataset, or data.subset the dataset.
+        step_size: positions of a step; num_served: canonical nodes whose samples this process asks
+        for. Raise InputError if data.canonical_nodes does not fit the step or the dataset,
+        data.subset asks for more videos than there are, or data.class_balance for classes that are
+        not there.
         """
-        self._arguments = dataset, config, seed, step_size, num_served
-        self._nodes, self._step_size = config.canonical_nodes, step_size
-        if step_size % self._nodes:
+        self._arguments = (dataset, config, seed, step_size, num_served)
+        num_nodes = config.canonical_nodes
+        if step_size % num_nodes:
             raise InputError(
-                f"data.canonical_nodes is {self._nodes}, but a step decodes {step_size} videos: choose a divisor"
+                f"data.canonical_nodes is {num_nodes}, but a step decodes {step_size} videos:"
+                " choose a divisor"
             )
-        self._seed, self._window_shards = seed, config.shuffle_shards
+        self._step_size = step_size
+        self._node_step_size = step_size // num_nodes
+
         members = _list_members(dataset, config)
-        self._samples = [samples for samples, _ in members]
-        sizes = np.array([len(samples) for samples in self._samples])
-        if sizes.min() < self._nodes:
+        sizes = np.array([len(member.samples) for member in members])
+        if sizes.min() < num_nodes:
             raise InputError(
-                f"data.canonical_nodes is {self._nodes}, but a dataset has only {sizes.min()} videos: choose fewer"
+                f"data.canonical_nodes is {num_nodes}, but a dataset has only {sizes.min()} videos:"
+                " choose fewer"
             )
-        self._spans = [spans for _, spans in members]
-        for part, spans in enumerate(
-            self._spans if self._nodes > 1 else ()
-        ):  # as nodes divide the shards
-            self._spans[part] = spans[
-                rng.permutation(seed, Purpose.NODE_ORDER, (part, 0, 0), len(spans))
-            ]
-        self._tables = dataset.parts
-        self._class_weights = (
-            _weigh_classes(dataset, config, self._samples) if config.class_balance else []
-        )
+        if config.class_balance and not dataset.info.classes:
+            raise InputError(
+                f"data.class_balance is {config.class_balance:g}, but {dataset.folder} has no"
+                " labels: remove it"
+            )
+        self._datasets = [
+            DatasetOrder(member, dataset_id, config, seed, num_served)
+            for dataset_id, member in enumerate(members)
+        ]
         weights = np.array(config.weights or sizes, dtype=np.float64)
-        # Rounding up gives every dataset at least one place.
-        self._places = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
-        self.epoch_size = int(self._places.sum())
-        self._num_blocks = ceil_div(self.epoch_size, MIX_BLOCK)
-        self._mix_block = lru_cache(maxsize=2 * num_served)(self._shuffle_mix_block)
-        streams = 2 * num_served * len(members)
-        self._node_spans = lru_cache(maxsize=streams)(self._cut_spans)
-        self._epoch = lru_cache(maxsize=3 * streams)(self._shuffle_shards)
-        # The window in use, the one that the look-ahead is in, and those that follow them.
-        self._window = lru_cache(maxsize=4 * streams)(self._shuffle_window)
+        # Rounding up gives every dataset at least one position.
+        counts = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
+        self._mix = MixOrder(counts, seed, num_served)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickled, an order is what it was made of."""
+        """Pickle the arguments alone: a worker process divides the shards again, and caches windows
+        of its own.
+        """
         return SampleOrder, self._arguments
 
-    def sample(self, draw: int) -> int:
-        """Look up the sample of draw 0, 1, 2, … of the run."""
-        part, node, place = self._locate(draw)
-        window, inside = self._find_window(part, node, place)
-        return int(self._samples[part][int(window[inside])])
+    @property
+    def epoch_size(self) -> int:
+        """The number of positions of an epoch of all datasets and nodes together."""
+        return self._mix.epoch_size
 
-    def replacement(self, draw: int, fraction: float, attempt: int) -> int:
-        """Choose sample number `fraction` in [0, 1) of the draw's window, whose shards are local, instead of its own;
-        after NEARBY_ATTEMPTS, of the whole dataset."""
-        part, node, place = self._locate(draw)
-        candidates: Samples = range(len(self._samples[part]))
+    def sample(self, position: int) -> int:
+        """Return the sample at a position of the stream."""
+        dataset_order, node, offset = self._locate(position)
+        return dataset_order.sample(node, offset)
+
+    def replacement(self, position: int, fraction: float, attempt: int) -> int:
+        """Choose a sample instead of the one at a position, which is broken.
+
+        fraction: a random number in [0, 1), which chooses among the samples of the same window,
+        whose shards are local; after NEARBY_ATTEMPTS, among those of the whole dataset.
+        """
+        dataset_order, node, offset = self._locate(position)
         if attempt <= NEARBY_ATTEMPTS:
-            candidates, _ = self._find_window(part, node, place)
-        return int(self._samples[part][int(candidates[int(fraction * len(candidates))])])
+            return dataset_order.pick_nearby(node, offset, fraction)
+        return dataset_order.pick(fraction)
 
-    def _locate(self, draw: int) -> tuple[int, int, int]:
-        """Return the dataset of a draw, its canonical node, and the place in that node's stream of the dataset."""
-        step, inside = divmod(draw, self._step_size)
-        share = self._step_size // self._nodes
-        node, inside = divmod(inside, share)
-        place = step * share + inside
-        if len(self._samples) == 1:
-            return 0, node, place
-        epoch, inside = divmod(place, self.epoch_size)
-        block = inside * self._num_blocks // self.epoch_size
-        while self._places_before(block + 1).sum() <= inside:
+    def _locate(self, position: int) -> tuple["DatasetOrder", int, int]:
+        """Return the dataset and the node of a position, and the offset in the node's stream of the
+        dataset.
+        """
+        step, index = divmod(position, self._step_size)
+        node, index = divmod(index, self._node_step_size)
+        offset = step * self._node_step_size + index
+        dataset_id = 0
+        if len(self._datasets) > 1:
+            dataset_id, offset = self._mix.locate(node, offset)
+        return self._datasets[dataset_id], node, offset
+
+
+class MixOrder:
+    """Which dataset fills each offset of a node's stream."""
+
+    def __init__(self, counts: Int[np.ndarray, " datasets"], seed: int, num_served: int) -> None:
+        """counts: samples of each dataset in an epoch of the mix; num_served: see SampleOrder."""
+        self.epoch_size = int(counts.sum())
+        self._counts = counts
+        self._seed = seed
+        self._num_blocks = ceil_div(self.epoch_size, MIX_BLOCK)
+        # For each node, the block that clips are decoded from, and the one that shards are looked
+        # ahead in.
+        self._block = lru_cache(maxsize=2 * num_served)(self._shuffle_block)
+
+    def locate(self, node: int, offset: int) -> tuple[int, int]:
+        """Return the dataset of an offset in a node's stream, and the offset in the node's stream
+        of that dataset.
+        """
+        epoch, index = divmod(offset, self.epoch_size)
+        # Counts are rounded down, so blocks begin at this estimate or some positions before it,
+        # never behind it.
+        block = index * self._num_blocks // self.epoch_size
+        while self._count_before(block + 1).sum() <= index:
             block += 1
-        before = self._places_before(block)
-        part, earlier = self._mix_block(node, epoch, block)[inside - int(before.sum())].tolist()
-        return part, node, epoch * int(self._places[part]) + int(before[part]) + earlier
+        counts_before = self._count_before(block)
+        row = self._block(node, epoch, block)[index - int(counts_before.sum())]
+        dataset_id, index_in_block = row.tolist()
+        index_in_epoch = int(counts_before[dataset_id]) + index_in_block
+        return dataset_id, epoch * int(self._counts[dataset_id]) + index_in_epoch
 
-    def _places_before(self, block: int) -> Int[np.ndarray, " parts"]:
-        """Count the places of an epoch that each dataset has before a block of the mix."""
-        return block * self._places // self._num_blocks
+    def _count_before(self, block: int) -> Int[np.ndarray, " datasets"]:
+        """Count the samples of each dataset in an epoch before a block."""
+        return block * self._counts // self._num_blocks
 
-    def _shuffle_mix_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "places 2"]:
-        """Return the dataset at each place of a block of the mix, and the places that it has before in the block."""
-        counts = self._places_before(block + 1) - self._places_before(block)
-        parts = np.repeat(np.arange(len(counts)), counts)
-        parts = parts[
-            rng.permutation(self._seed, Purpose.MIX_ORDER, (epoch, node, block), len(parts))
-        ]
-        earlier = np.empty_like(parts)
-        for part, count in enumerate(counts.tolist()):
-            earlier[parts == part] = np.arange(count)
-        return np.stack([parts, earlier], axis=1)
+    def _shuffle_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "positions 2"]:
+        """Return the dataset at each position of a block, and how many of its samples come before
+        in the block.
 
-    def _share(self, part: int, node: int) -> tuple[int, int]:
-        """Return which of a dataset's samples belong to a canonical node: from the first to before the last number."""
-        size = len(self._samples[part])
-        return node * size // self._nodes, (node + 1) * size // self._nodes
+        Of two datasets with 3 samples and 1, for example: [[0, 0], [1, 0], [0, 1], [0, 2]].
+        """
+        counts = self._count_before(block + 1) - self._count_before(block)
+        sorted_ids = np.repeat(np.arange(len(counts)), counts)
+        stream = (epoch, node, block)
+        order = rng.permutation(self._seed, Purpose.MIX_ORDER, stream, len(sorted_ids))
+        dataset_ids = sorted_ids[order]
+        num_before = np.empty_like(dataset_ids)
+        for dataset_id, count in enumerate(counts.tolist()):
+            num_before[dataset_ids == dataset_id] = np.arange(count)
+        return np.stack([dataset_ids, num_before], axis=1)
 
-    def _cut_spans(self, part: int, node: int) -> Spans:
-        """Cut the samples that belong to a canonical node out of a dataset."""
-        spans, (begin, end) = self._spans[part], self._share(part, node)
-        ends = np.cumsum(spans[:, 1])
-        first, last = ends.searchsorted([begin, end - 1], side="right").tolist()
-        cut = spans[first : last + 1].copy()
-        skipped = begin - int(ends[first] - cut[0, 1])
-        cut[0] += (skipped, -skipped)
-        cut[-1, 1] -= int(ends[last]) - end
-        return cut[np.argsort(cut[:, 0])]
 
-    def _find_window(
-        self, part: int, node: int, place: int
-    ) -> tuple[Int[np.ndarray, " samples"], int]:
-        """Return the samples, in order, of the window that a place of a node's stream is in, and the place in it."""
-        begin, end = self._share(part, node)
-        epoch, place = divmod(place, end - begin)
-        _, ends = self._epoch(part, node, epoch)
-        number = int(ends.searchsorted(place, side="right")) // self._window_shards
-        before = int(ends[number * self._window_shards - 1]) if number else 0
-        return self._window(part, node, epoch, number), place - before
+class DatasetOrder:
+    """The endless stream of samples that each canonical node takes from one dataset."""
 
-    def _shuffle_shards(
-        self, part: int, node: int, epoch: int
+    def __init__(
+        self, member: Member, dataset_id: int, config: DataConfig, seed: int, num_served: int
+    ) -> None:
+        """Divide the spans of a dataset among the nodes; num_served: see SampleOrder."""
+        self._member = member
+        self._id = dataset_id
+        self._seed = seed
+        self._num_nodes = config.canonical_nodes
+        self._window_spans = config.shuffle_shards
+        self._class_weights: dict[int, float] = {}
+        if config.class_balance:
+            self._class_weights = _weigh_classes(member, config.class_balance)
+        self._spans = member.spans
+        if self._num_nodes > 1:
+            # Neighboring shards may hold similar videos, and a node should see all kinds.
+            stream = (dataset_id, 0, 0)
+            order = rng.permutation(seed, Purpose.NODE_ORDER, stream, len(member.spans))
+            self._spans = member.spans[order]
+        # A node's stream is read at two offsets: where clips are decoded, and where shards are
+        # looked ahead. At either, the next epoch and the next window are asked for before the last
+        # one is done with.
+        num_readers = 2 * num_served
+        self._node_spans = lru_cache(maxsize=num_readers)(self._cut_spans)
+        self._epoch = lru_cache(maxsize=3 * num_readers)(self._order_spans)
+        self._window = lru_cache(maxsize=4 * num_readers)(self._shuffle_window)
+
+    def sample(self, node: int, offset: int) -> int:
+        """Return the sample at an offset of a node's stream."""
+        window, index = self._find_window(node, offset)
+        return int(self._member.samples[int(window[index])])
+
+    def pick_nearby(self, node: int, offset: int, fraction: float) -> int:
+        """Return the sample at a fraction in [0, 1) of the window that holds an offset of a node's
+        stream.
+        """
+        window, _ = self._find_window(node, offset)
+        return int(self._member.samples[int(window[int(fraction * len(window))])])
+
+    def pick(self, fraction: float) -> int:
+        """Return the sample at a fraction in [0, 1) of the dataset."""
+        samples = self._member.samples
+        return int(samples[int(fraction * len(samples))])
+
+    def _find_window(self, node: int, offset: int) -> tuple[Int[np.ndarray, " samples"], int]:
+        """Return the shuffled samples of the window that holds an offset of a node's stream, and
+        the index in it.
+        """
+        begin, end = self._node_range(node)
+        epoch, index = divmod(offset, end - begin)
+        _, ends = self._epoch(node, epoch)
+        window = int(ends.searchsorted(index, side="right")) // self._window_spans
+        start = 0
+        if window > 0:
+            start = int(ends[window * self._window_spans - 1])
+        return self._window(node, epoch, window), index - start
+
+    def _node_range(self, node: int) -> tuple[int, int]:
+        """Return the first sample of a node and the first behind its samples, in the order of the
+        spans.
+        """
+        size = len(self._member.samples)
+        return node * size // self._num_nodes, (node + 1) * size // self._num_nodes
+
+    def _cut_spans(self, node: int) -> Spans:
+        """Return the spans of a node, sorted by their samples; the first and the last may be parts
+        of shards.
+        """
+        begin, end = self._node_range(node)
+        ends = np.cumsum(self._spans[:, 1])
+        first = int(ends.searchsorted(begin, side="right"))
+        last = int(ends.searchsorted(end - 1, side="right"))
+        spans = self._spans[first : last + 1].copy()
+        # Samples of the first span that belong to the node before, and of the last one, to the
+        # next.
+        num_before = begin - int(ends[first] - spans[0, 1])
+        num_behind = int(ends[last]) - end
+        spans[0, 0] += num_before
+        spans[0, 1] -= num_before
+        spans[-1, 1] -= num_behind
+        return spans[np.argsort(spans[:, 0])]
+
+    def _order_spans(
+        self, node: int, epoch: int
     ) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
-        """Order a node's spans in an epoch; return that and the number of samples up to the end of each."""
-        counts = self._node_spans(part, node)[:, 1]
-        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, (epoch, part, node), len(counts))
+        """Return the order of a node's spans in an epoch, and the number of samples up to the end
+        of each.
+        """
+        counts = self._node_spans(node)[:, 1]
+        stream = (epoch, self._id, node)
+        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, stream, len(counts))
         return order, np.cumsum(counts[order])
 
-    def _shuffle_window(
-        self, part: int, node: int, epoch: int, number: int
-    ) -> Int[np.ndarray, " samples"]:
-        spans, (order, _) = self._node_spans(part, node), self._epoch(part, node, epoch)
-        pieces = spans[
-            np.sort(order[number * self._window_shards : (number + 1) * self._window_shards])
-        ].tolist()
-        samples = np.concatenate([np.arange(first, first + count) for first, count in pieces])
-        place = epoch, part, 0
-        words = [
-            rng.random_words(self._seed, Purpose.SAMPLE_ORDER, place, count, first)
-            for first, count in pieces
-        ]
-        samples = samples[np.argsort(np.concatenate(words), kind="stable")]
-        return (
-            self._balance(part, samples, (epoch, part, pieces[0][0]))
-            if self._class_weights
-            else samples
-        )
+    def _shuffle_window(self, node: int, epoch: int, window: int) -> Int[np.ndarray, " samples"]:
+        """Return the samples of a window in random order, balanced if classes are to be."""
+        order, _ = self._epoch(node, epoch)
+        start = window * self._window_spans
+        in_window = np.sort(order[start : start + self._window_spans])
+        spans = self._node_spans(node)[in_window].tolist()
+        stream = (epoch, self._id, 0)
+        samples = []
+        words = []
+        for first, count in spans:
+            samples.append(np.arange(first, first + count))
+            # The word of a sample follows from its number, whatever else is in the window.
+            words.append(rng.random_words(self._seed, Purpose.SAMPLE_ORDER, stream, count, first))
+        shuffle = np.argsort(np.concatenate(words), kind="stable")
+        shuffled = np.concatenate(samples)[shuffle]
+        if not self._class_weights:
+            return shuffled
+        first_sample = spans[0][0]
+        return self._balance(shuffled, (epoch, self._id, first_sample))
 
     def _balance(
-        self, part: int, samples: Int[np.ndarray, " samples"], place: tuple[int, int, int]
+        self, samples: Int[np.ndarray, " samples"], stream: tuple[int, int, int]
     ) -> Int[np.ndarray, " samples"]:
         """Repeat some samples of a window and leave out others, as many in all, and shuffle them.
 
-        A sample with a share s of the window's weight gets s * len(samples) places, rounded up or down at random.
+        This is systematic resampling: a sample whose weight is a fraction f of the window's gets f
+        * len(samples) positions, rounded up or down at random. For example, weights 1, 1 and 2 give
+        .75, .75 and 1.5 positions, which end at .75, 1.5 and 3; moved by the random number .4, they
+        end at 1.15, 1.9 and 3 (the end stays), rounded down at 1, 1 and 3: the samples are repeated
+        1, 0 and 2 times. Only the labels of the window are read.
         """
-        members, table = self._samples[part], self._class_weights[part]
-        rows = samples if isinstance(members, range) else members[samples]  # of the dataset's table
-        weights = [
-            max((table.get(label, table[UNLABELED]) for label in labels), default=table[UNLABELED])
-            for labels in self._tables[part].read_labels(rows)
-        ]
-        words = rng.random_words(self._seed, Purpose.CLASS_BALANCE, place, len(samples) + 1)
+        rows = samples
+        if not isinstance(self._member.samples, range):
+            rows = self._member.samples[samples]
+        weights = [self._weigh_sample(labels) for labels in self._member.tables.read_labels(rows)]
+        count = len(samples)
+        purpose = Purpose.CLASS_BALANCE
+        words = rng.random_words(self._seed, purpose, stream, count)
+        (shift,) = rng.uniforms(self._seed, purpose, stream, 1, first=count)
         ends = np.cumsum(weights)
-        ends = np.minimum(
-            ends / ends[-1] * len(samples) + (words[-1] >> np.uint64(11)) / 2**53, len(samples)
-        )
-        counts = np.diff(np.floor(ends).astype(np.int64), prepend=0)
-        return np.repeat(samples, counts)[np.argsort(words[:-1], kind="stable")]
+        ends = np.minimum(ends / ends[-1] * count + shift, count)
+        repeats = np.diff(np.floor(ends).astype(np.int64), prepend=0)
+        return np.repeat(samples, repeats)[np.argsort(words, kind="stable")]
+
+    def _weigh_sample(self, labels: tuple[int, ...]) -> float:
+        """Return the weight of the rarest class of a sample."""
+        lowest = self._class_weights[UNLABELED]
+        weights = [self._class_weights.get(label, lowest) for label in labels]
+        return max(weights, default=lowest)
 
 
-def _list_members(dataset: ShardDataset, config: DataConfig) -> Sequence[tuple[Samples, Spans]]:
-    """List the samples of each dataset of the mix that take part, and their shards."""
+def _list_members(dataset: ShardDataset, config: DataConfig) -> list[Member]:
+    """List the datasets of the mix. Raise InputError if data.subset does not fit them."""
     if config.subset is not None:
         if len(dataset.parts) > 1:
             raise InputError(
                 "data.subset does not go with a mix of datasets: give one folder in data.shards"
             )
         samples = choose_subset(dataset, config)
-        return [(samples, _list_spans(np.unique(dataset.shard_of(samples), return_counts=True)[1]))]
-    ends = np.cumsum([part.counts.sum() for part in dataset.parts]).tolist()
-    return [
-        (range(start, end), _list_spans(part.counts))
-        for start, end, part in zip([0, *ends], ends, dataset.parts, strict=False)
-    ]
+        _, counts = np.unique(dataset.shard_of(samples), return_counts=True)
+        return [Member(dataset.parts[0], samples, _list_spans(counts))]
+    members = []
+    start = 0
+    for tables in dataset.parts:
+        end = start + int(tables.counts.sum())
+        members.append(Member(tables, range(start, end), _list_spans(tables.counts)))
+        start = end
+    return members
 
 
 def _list_spans(counts: Int[np.ndarray, " shards"]) -> Spans:
+    """Return the spans of shards with `counts` samples: [3, 0, 2] gives [[0, 3], [3, 2]]."""
     counts = counts[counts > 0]
     return np.column_stack((np.cumsum(counts) - counts, counts))
 
 
-def _weigh_classes(
-    dataset: ShardDataset, config: DataConfig, members: Sequence[Samples]
-) -> list[dict[int, float]]:
-    """Compute the weight of each class's samples in each dataset of the mix; unlabeled ones get the lowest. Raises
-    InputError if there are no classes."""
-    if not dataset.info.classes:
-        raise InputError(
-            f"data.class_balance is {config.class_balance:g}, but {dataset.folder} has no labels: remove it"
-        )
-    found = []
-    for tables, samples in zip(dataset.parts, members, strict=True):
-        histogram = tables.info.report.get(
-            "class_histogram"
-        )  # of all samples; in a subset they are counted
-        if histogram and isinstance(samples, range):
-            counts = {
-                label: histogram.get(name, 0) for label, name in enumerate(dataset.info.classes)
-            }
-        else:
-            rows = np.arange(len(tables)) if isinstance(samples, range) else samples
-            counts = Counter(chain.from_iterable(tables.read_labels(rows)))
-        weights = {label: count**-config.class_balance for label, count in counts.items() if count}
-        found.append(weights | {UNLABELED: min(weights.values(), default=1.0)})
-    return found
+def _weigh_classes(member: Member, exponent: float) -> dict[int, float]:
+    """Return the weight of each class, its number of samples to the power -exponent.
+
+    Unlabeled samples (UNLABELED) get the lowest weight of all.
+    """
+    tables = member.tables
+    is_subset = not isinstance(member.samples, range)
+    histogram = tables.info.report.get("class_histogram")
+    counts: Mapping[int, int]
+    if histogram and not is_subset:
+        names = zip(tables.label_ids, tables.info.classes, strict=True)
+        counts = {label: histogram.get(name, 0) for label, name in names}
+    else:
+        rows = member.samples if is_subset else np.arange(len(tables))
+        counts = Counter(chain.from_iterable(tables.read_labels(rows)))
+    weights = {label: count**-exponent for label, count in counts.items() if count}
+    weights[UNLABELED] = min(weights.values(), default=1.0)
+    return weights
 
 
 def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
-    """Choose the samples of data.subset, or all, by content: nested, and the same ones however they were sharded.
-    Raises InputError if there are fewer."""
+    """Return the samples of data.subset, or all.
+
+    They are chosen by their hashes: the same ones however they were sharded, and a larger subset
+    holds a smaller one. Raise InputError if there are fewer.
+    """
     count = config.subset
     if count is None:
         return range(len(dataset.samples))
@@ -276,9 +425,12 @@ def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
         raise InputError(
             f"data.subset is {count}, but {dataset.folder} holds only {len(dataset.samples)} videos"
         )
-    hashes = dataset.column("sha256").view(">u8").reshape(-1, 4)
-    # Those with the smallest hashes; seen from another seed's number, others are.
-    hashes = np.column_stack(
-        (hashes[:, 0] ^ np.uint64(config.subset_seed * GOLDEN % 2**64), hashes[:, 1:])
-    )
-    return np.sort(np.lexsort(hashes.T[::-1])[:count])
+    # Big-endian words, whose order is that of the hashes.
+    words = dataset.column("sha256").view(">u8").reshape(-1, 4)
+    # Those with the smallest hashes are chosen. Another subset_seed flips other bits, so that
+    # others are the smallest.
+    flipped_bits = np.uint64(config.subset_seed * GOLDEN % 2**64)
+    first_word = words[:, 0] ^ flipped_bits
+    # lexsort takes the most significant key last.
+    order = np.lexsort((words[:, 3], words[:, 2], words[:, 1], first_word))
+    return np.sort(order[:count])

@@ -1,5 +1,6 @@
 """The order of videos: epochs, canonical nodes, mixes in blocks, and how well all of it is shuffled."""
 
+import doctest
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -50,16 +51,32 @@ def by_node(draws: list[int], nodes: int) -> np.ndarray:
     return np.array(draws).reshape(-1, nodes, STEP // nodes).swapaxes(0, 1).reshape(nodes, -1)
 
 
-def lay_out_epoch(counts: np.ndarray, seed: int, window: int, epoch: int) -> list[int]:
-    """An epoch of one dataset and one node, laid out at once: the definition."""
-    shards = np.flatnonzero(counts)
-    turn = np.empty(len(shards), dtype=np.int64)
-    turn[rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(shards))] = np.arange(
-        len(shards)
-    )
-    windows = np.repeat(turn // window, counts[shards])
+def lay_out_epoch(counts: np.ndarray, seed: int, shuffle_shards: int, epoch: int) -> list[int]:
+    """Lay out an epoch of one dataset and one node at once: the definition in sample_order.py."""
+    counts = counts[counts > 0]
+    turns = np.argsort(rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(counts)))
+    windows = np.repeat(turns // shuffle_shards, counts)
     words = rng.random_words(seed, Purpose.SAMPLE_ORDER, (epoch, 0, 0), int(counts.sum()))
     return np.lexsort((words, windows)).tolist()
+
+
+def test_the_example_in_the_docstring_is_right() -> None:
+    dataset = make_table([3, 2, 4, 2, 1])
+    names = {**vars(sample_order), "dataset": dataset}
+    (example,) = doctest.DocTestFinder(recurse=False).find(SampleOrder, globs=names)
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted == 3
+    assert result.failed == 0
+    config = DataConfig(canonical_nodes=2, shuffle_shards=2)
+    order = SampleOrder(dataset, config, seed=0, step_size=4, num_served=2)
+    nodes = order._datasets[0]
+    assert nodes._spans.tolist() == [[11, 1], [9, 2], [5, 4], [3, 2], [0, 3]]
+    assert nodes._cut_spans(node=0).tolist() == [[5, 3], [9, 2], [11, 1]]
+    assert nodes._cut_spans(node=1).tolist() == [[0, 3], [3, 2], [8, 1]]
+    windows = [
+        nodes._shuffle_window(node, 0, window).tolist() for node in (0, 1) for window in (0, 1)
+    ]
+    assert windows == [[10, 9, 11], [6, 7, 5], [2, 1, 3, 0, 4], [8]]
 
 
 @given(
