@@ -1,14 +1,14 @@
-"""Decide which clip stands at which place of a run: video, frames, crop, flip, RandAugment and erased box.
+"""Decide which clip stands at each position of a run: video, frames, crop, flip and augmentations.
 
-Every row of a plan is a pure function of (seed, position). Training clips form one endless stream of positions 0, 1, 2,
-…; epochs follow each other without padding or dropping. Step s holds positions s · global_batch + 0, 1, …, which ranks
-and their forward passes share (split_step): every world size sees the same steps, and a resume needs nothing but s.
-What is not in the plan, such as masks: CONTRIBUTING.md.
+Every row of a plan is a pure function of (seed, position). Training clips form one endless stream
+of positions 0, 1, 2, …; epochs follow each other without padding or dropping. Step s holds the
+positions s · global_batch + 0, 1, …, which ranks and their forward passes share (split_step). So
+every world size sees the same steps, and a resume needs nothing but s. CONTRIBUTING.md says where
+other random numbers come from, such as masks.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -24,23 +24,26 @@ from adamae.pipeline.planning.sample_order import SampleOrder, choose_subset
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import Sample
 
-MAX_SHORT = (
-    0.05  # of the videos may be shorter than a clip: a few must not decide the stride of all
-)
+# A few short videos must not decide the stride of all: so many may be shorter than a clip.
+MAX_SHORT_FRACTION = 0.05
 
 Number = TypeVar("Number", float, np.ndarray)
 
 
-class PlanRow(NamedTuple):  # which is pickled three times as fast as a dataclass
-    """One clip."""
+# A named tuple is pickled three times as fast as a dataclass.
+class PlanRow(NamedTuple):
+    """One clip: what to decode, and what to do with it."""
 
-    position: int  # in the stream
-    sample: int  # index into ShardDataset.samples
-    frames: tuple[
-        int, ...
-    ]  # stored frames, ascending; some repeated where the video is too short or too slow
-    crop: Crop  # in stored pixels
-    flip: bool  # left to right
+    # In the stream of clips.
+    position: int
+    # Index into ShardDataset.samples.
+    sample: int
+    # Stored frames, ascending. Some are repeated where the video is too short or too slow.
+    frames: tuple[int, ...]
+    # In stored pixels.
+    crop: Crop
+    # Left to right.
+    flip: bool
     augment_ops: tuple[AugmentOp, ...] = ()
     erase_box: EraseBox | None = None
 
@@ -50,33 +53,37 @@ class ClipPlan(Protocol):
 
     num_frames: int
     frame_size: FrameSize
-    batch_size: int  # the most rows of a batch
+    # The largest number of rows of a batch.
+    batch_size: int
     crops_per_decode: int
-    microbatches_per_step: int  # of this rank
+    # Batches of this rank in a step.
+    microbatches_per_step: int
 
-    def positions(self, batch: int) -> Sequence[int]:
-        """List the positions of this process's clips in a batch, in order; none when the plan has ended."""
+    def positions(self, index: int) -> Sequence[int]:
+        """Return the positions of this rank's clips in a batch, none after the end of the plan."""
 
     def row(self, position: int) -> PlanRow:
         """Decide on a clip."""
 
     def batch(self, index: int) -> list[PlanRow]:
+        """Decide on all clips of a batch."""
         return [self.row(position) for position in self.positions(index)]
 
-    def samples(self, batch: int) -> list[int]:
-        """List the samples of a batch, one per decode: a look ahead, cheap where rows are not."""
-        return [
-            self.row(position).sample
-            for position in self.positions(batch)[:: self.crops_per_decode]
-        ]
+    def samples(self, index: int) -> list[int]:
+        """Return the samples of a batch, one per decode; a look ahead, where rows cost too much."""
+        decoded = self.positions(index)[:: self.crops_per_decode]
+        return [self.row(position).sample for position in decoded]
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
-        """Choose a clip for where `row` and `attempt` - 1 replacements cannot be decoded; None: that is an error."""
+        """Choose another clip where `row` and `attempt` - 1 replacements cannot be decoded.
+
+        None means that a broken video is an error.
+        """
         return None
 
 
 class TrainingPlan(ClipPlan):
-    """Endless stream of training clips."""
+    """The endless stream of training clips."""
 
     def __init__(
         self,
@@ -94,106 +101,116 @@ class TrainingPlan(ClipPlan):
     ) -> None:
         """Prepare the plan of one rank; nothing is laid out in advance.
 
-        batch_size: the most clips of a batch; global_batch: clips of a step, None: a full batch in every rank;
-        batch_multiple: the number of clips in a batch is a multiple of it. Raises InputError if batches cannot hold
-        whole groups of repeats, a stride does not fit the shards, or colors are to be changed of clips that have none.
+        batch_size: the largest number of clips of a batch; global_batch: clips of a step of all
+        ranks, by default a full batch of every rank; batch_multiple: divides the number of clips of
+        every batch. Raise InputError if batches cannot hold whole groups of repeats, a stride does
+        not fit the shards, or colors are to be changed in clips that have none.
         """
         if config.rand_augment and dataset.channels != 3:
             raise InputError(
-                f"data.rand_augment changes colors, and these clips have {dataset.channels} channels"
+                f"data.rand_augment changes colors, and these clips have {dataset.channels}"
+                " channels"
             )
-        self.num_frames, self.frame_size, self.crops_per_decode = (
-            num_frames,
-            FrameSize.of(image_size),
-            config.repeats,
-        )
+        self.num_frames = num_frames
+        self.frame_size = FrameSize.of(image_size)
+        self.crops_per_decode = config.repeats
         self.global_batch = global_batch or batch_size * world_size
         batch_multiple = math.lcm(batch_multiple, config.repeats)
         if batch_size < batch_multiple:
             raise InputError(
-                f"batch_size is {batch_size}: give at least {batch_multiple}, as so many clips stay in one batch"
+                f"batch_size is {batch_size}: give at least {batch_multiple}, as so many clips stay"
+                " in one batch"
             )
         self._microbatches = split_step(
             self.global_batch, batch_size, batch_multiple, world_size, rank
         )
         self.microbatches_per_step = len(self._microbatches)
         self.batch_size = max(map(len, self._microbatches))
-        self._dataset, self._config, self._seed = dataset, config, seed
+        self._dataset = dataset
+        self._config = config
+        self._seed = seed
         check_strides(dataset, config)
         step_size = self.global_batch // self.crops_per_decode
-        share_of_node = step_size // config.canonical_nodes or 1
-        served = {
-            clip // self.crops_per_decode // share_of_node
-            for clips in self._microbatches
-            for clip in clips
-        }
-        self._order = SampleOrder(dataset, config, seed, step_size, len(served))
+        num_served = self._count_nodes(step_size)
+        self._order = SampleOrder(dataset, config, seed, step_size, num_served)
+
+    def _count_nodes(self, step_size: int) -> int:
+        """Count the canonical nodes that fill the batches of this rank; see SampleOrder."""
+        # 1 only where there are too many nodes, which SampleOrder refuses.
+        node_step_size = max(1, step_size // self._config.canonical_nodes)
+        nodes: set[int] = set()
+        for clips in self._microbatches:
+            nodes.update(clip // self.crops_per_decode // node_step_size for clip in clips)
+        return len(nodes)
 
     @property
     def clips_per_epoch(self) -> int:
+        """The number of clips of an epoch of all ranks together."""
         return self._order.epoch_size * self.crops_per_decode
 
-    def positions(self, batch: int) -> range:
-        step, number = divmod(batch, self.microbatches_per_step)
+    def positions(self, index: int) -> range:
+        """Return the positions of this rank's clips in a batch."""
+        step, microbatch = divmod(index, self.microbatches_per_step)
         first = step * self.global_batch
-        return range(
-            first + self._microbatches[number].start, first + self._microbatches[number].stop
-        )
+        clips = self._microbatches[microbatch]
+        return range(first + clips.start, first + clips.stop)
 
-    def samples(self, batch: int) -> list[int]:
-        crops = self.crops_per_decode
-        return [
-            self._order.sample(position // crops) for position in self.positions(batch)[::crops]
-        ]
+    def samples(self, index: int) -> list[int]:
+        """Return the samples of a batch, one per decode."""
+        decoded = self.positions(index)[:: self.crops_per_decode]
+        return [self._order.sample(position // self.crops_per_decode) for position in decoded]
 
     def row(self, position: int) -> PlanRow:
-        return self._make_row(
-            position, self._order.sample(position // self.crops_per_decode), attempt=0
-        )
+        """Decide on a clip."""
+        sample = self._order.sample(position // self.crops_per_decode)
+        return self._make_row(position, sample, attempt=0)
 
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
+        """Choose another clip where `row` and `attempt` - 1 replacements cannot be decoded."""
         decode = row.position // self.crops_per_decode
-        fraction = rng.uniforms(self._seed, Purpose.REPLACEMENT, (decode, attempt, 0), 1)[0]
-        return self._make_row(
-            row.position, self._order.replacement(decode, fraction, attempt), attempt
-        )
+        (fraction,) = rng.uniforms(self._seed, Purpose.REPLACEMENT, (decode, attempt, 0), 1)
+        sample = self._order.replacement(decode, fraction, attempt)
+        return self._make_row(row.position, sample, attempt)
 
     def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
-        config, video = self._config, self._dataset.samples[sample]
+        config = self._config
+        video = self._dataset.samples[sample]
+        # Clips that share a decode share their frames. Each has a crop and a flip of its own.
         decode = position // self.crops_per_decode
-        when = rng.uniforms(self._seed, Purpose.FRAMES, (decode, attempt, 0), self.num_frames)
-        where = rng.uniforms(self._seed, Purpose.CROP, (position, attempt, 0), crops.DRAWS + 1)
-        sides = video.width, video.height
+        frame_numbers = rng.uniforms(
+            self._seed, Purpose.FRAMES, (decode, attempt, 0), self.num_frames
+        )
+        frames = choose_frames(video, config, frame_numbers)
+        flip_number, *crop_numbers = rng.uniforms(
+            self._seed, Purpose.CROP, (position, attempt, 0), 1 + crops.NUMBERS_PER_CROP
+        )
         if config.crop == "multiscale":
-            crop = crops.multiscale_crop(*sides, where[1:], self.frame_size)
+            crop = crops.multiscale_crop(video.width, video.height, crop_numbers, self.frame_size)
         else:
             crop = crops.random_resized_crop(
-                *sides, where[1:], config.crop_min_area, self.frame_size
+                video.width, video.height, crop_numbers, config.crop_min_area, self.frame_size
             )
-        flip = config.flip and where[0] < 0.5
-        frames = choose_frames(video, config, when)
-        return PlanRow(position, sample, frames, crop, flip, *self._augmentation(position, attempt))
+        flip = config.flip and flip_number < 0.5
+        ops, erase_box = self._choose_augmentations(position, attempt)
+        return PlanRow(position, sample, frames, crop, flip, ops, erase_box)
 
-    def _augmentation(
+    def _choose_augmentations(
         self, position: int, attempt: int
     ) -> tuple[tuple[AugmentOp, ...], EraseBox | None]:
-        count, share = self._config.rand_augment, self._config.random_erasing
-        if not count and not share:
+        num_ops = self._config.rand_augment
+        erase_probability = self._config.random_erasing
+        if num_ops == 0 and erase_probability == 0:
             return (), None
-        needed = augmentations.NUMBERS_FOR_ERASING + count * augmentations.NUMBERS_PER_OP
-        numbers = rng.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), needed)
-        box = augmentations.sample_erase_box(share, numbers)
-        rest = numbers[augmentations.NUMBERS_FOR_ERASING :]
-        return augmentations.sample_ops(count, self._config.rand_augment_magnitude, rest), box
+        count = augmentations.NUMBERS_FOR_ERASING + num_ops * augmentations.NUMBERS_PER_OP
+        numbers = rng.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), count)
+        erase_box = augmentations.sample_erase_box(erase_probability, numbers)
+        op_numbers = numbers[augmentations.NUMBERS_FOR_ERASING :]
+        magnitude = self._config.rand_augment_magnitude
+        return augmentations.sample_ops(num_ops, magnitude, op_numbers), erase_box
 
 
 class EvaluationPlan(ClipPlan):
-    """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops, for tests.
-
-    As in the published evaluation, a single clip is the middle one; several begin with the first and end with the last
-    there is, or, of segments, take frames 0, 1/K, 2/K… into each part. The views of a video follow each other; the last
-    batches may be short or empty, so no clip is counted twice at any world size.
-    """
+    """Every video of a dataset once, as `num_temporal` clips × `num_spatial` crops."""
 
     def __init__(
         self,
@@ -208,121 +225,180 @@ class EvaluationPlan(ClipPlan):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises InputError if the batch cannot hold whole groups of spatial views or a stride does not fit."""
+        """Prepare the plan of one rank.
+
+        Raise InputError if the batch cannot hold whole groups of spatial views or a stride does not
+        fit the shards.
+        """
         if batch_size % num_spatial:
             raise InputError(
                 f"batch_size {batch_size} is not a multiple of the {num_spatial} spatial views"
             )
-        self.num_frames, self.frame_size = num_frames, FrameSize.of(image_size)
-        self.batch_size, self.crops_per_decode = batch_size, num_spatial
+        self.num_frames = num_frames
+        self.frame_size = FrameSize.of(image_size)
+        self.batch_size = batch_size
+        self.crops_per_decode = num_spatial
         self.microbatches_per_step = 1
-        self._dataset, self._config, self._num_temporal = dataset, config, num_temporal
-        self._rank, self._world_size = rank, world_size
+        self._dataset = dataset
+        self._config = config
+        self._num_temporal = num_temporal
+        self._rank = rank
+        self._world_size = world_size
         check_strides(dataset, config)
-        self._chosen = choose_subset(dataset, config)
+        self._subset = choose_subset(dataset, config)
 
     def __len__(self) -> int:
-        """Clips of all ranks together."""
-        return len(self._chosen) * self._num_temporal * self.crops_per_decode
+        """Return the number of clips of all ranks together."""
+        return len(self._subset) * self._num_temporal * self.crops_per_decode
 
-    def positions(self, batch: int) -> range:
-        first = (batch * self._world_size + self._rank) * self.batch_size
+    def positions(self, index: int) -> range:
+        """Return the positions of this rank's clips in a batch; ranks take turns."""
+        first = (index * self._world_size + self._rank) * self.batch_size
         return range(first, min(first + self.batch_size, len(self)))
 
     def row(self, position: int) -> PlanRow:
-        rest, spatial = divmod(position, self.crops_per_decode)
-        place, temporal = divmod(rest, self._num_temporal)
-        sample = int(self._chosen[place])
+        """Decide on a clip: of each video, all spatial views of a temporal one come first."""
+        decode, spatial = divmod(position, self.crops_per_decode)
+        subset_index, temporal = divmod(decode, self._num_temporal)
+        sample = int(self._subset[subset_index])
         video = self._dataset.samples[sample]
-        last = self._num_temporal - (self._config.sampling == "strided")
-        share = temporal / last if self._num_temporal > 1 else 0.5
-        frames = choose_frames(video, self._config, [share] * self.num_frames)
+        numbers = [self._place_view(temporal)] * self.num_frames
+        frames = choose_frames(video, self._config, numbers)
         crop = crops.view_crop(
             video.width, video.height, spatial, self.crops_per_decode, self.frame_size
         )
         return PlanRow(position, sample, frames, crop, flip=False)
 
+    def _place_view(self, temporal: int) -> float:
+        """Return where a temporal view lies: in [0, 1] of the video, or in [0, 1) of a segment."""
+        if self._num_temporal == 1:
+            return 0.5
+        if self._config.sampling == "strided":
+            return temporal / (self._num_temporal - 1)
+        # At 1, a segment's frame would be the first of the next one.
+        return temporal / self._num_temporal
 
-def split_step(clips: int, most: int, multiple: int, world_size: int, rank: int) -> list[range]:
-    """List the clips of a step, from 0, that a rank takes in each of its forward passes: `most` at most in one.
 
-    All passes of all ranks hold the same number of groups of `multiple` clips or one less, so that no more than two
-    shapes are compiled; ranks, too, differ by one group at most. The first passes of all ranks come first, and together
-    the passes are the step, in its order. Raises InputError if a rank would have nothing to do.
+def split_step(
+    num_clips: int, max_clips: int, multiple: int, world_size: int, rank: int
+) -> list[range]:
+    """Return the clips of a step, numbered from 0, for each of a rank's forward passes.
+
+    A pass holds `max_clips` or fewer, in groups of `multiple`. All passes of all ranks hold the
+    same number of groups or one less, so that no more than two shapes are compiled; ranks, too,
+    differ by one group at most. The first passes of all ranks come first, and the passes together
+    are the step in its order. Raise InputError if a rank would have nothing to do.
+
+    For example, 20 clips are 10 groups of 2. If passes hold 6 clips or fewer, 2 ranks need 2 passes
+    each, of 2, 2, 3 and 3 groups. Rank 0 takes the clips 0-3 and then 8-13, rank 1 takes 4-7 and
+    then 14-19.
     """
-    groups, odd = divmod(clips, multiple)
-    if odd:
+    num_groups, remainder = divmod(num_clips, multiple)
+    if remainder:
         raise InputError(
-            f"global_batch is {clips}: give a multiple of {multiple}, as so many clips stay in one batch"
+            f"global_batch is {num_clips}: give a multiple of {multiple}, as so many clips stay in"
+            " one batch"
         )
-    if groups < world_size:
+    if num_groups < world_size:
         raise InputError(
-            f"global_batch is {clips}, and each of {world_size} processes takes a multiple of {multiple} clips: start"
-            " fewer processes, or raise global_batch"
+            f"global_batch is {num_clips}, and each of {world_size} processes takes a multiple of"
+            f" {multiple} clips: start fewer processes, or raise global_batch"
         )
-    rounds = ceil_div(groups, world_size * (most // multiple))
-    size, larger = divmod(groups, world_size * rounds)
-    smaller = (
-        world_size * rounds - larger
-    )  # passes, which come first: an empty one is the first of its rank
-    starts = [number * size + max(0, number - smaller) for number in range(world_size * rounds + 1)]
-    parts = [range(start * multiple, end * multiple) for start, end in pairwise(starts)]
-    return [part for part in parts[rank::world_size] if part]
+    max_groups = max_clips // multiple
+    num_passes = world_size * ceil_div(num_groups, world_size * max_groups)
+    groups_per_pass, num_larger = divmod(num_groups, num_passes)
+    passes = []
+    start = 0
+    for index in range(num_passes):
+        size = groups_per_pass * multiple
+        # Smaller passes come first: an empty one is the first of its rank, so others remain.
+        if index >= num_passes - num_larger:
+            size += multiple
+        passes.append(range(start, start + size))
+        start += size
+    return [clips for clips in passes[rank::world_size] if clips]
 
 
 def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
-    """Raise InputError if data.frame_stride is no whole number of stored frames of some video. Segments and data.fps
-    have no stride."""
-    thinned = dataset.info.frame_strides if config.sampling == "strided" else []
-    if config.frame_stride is None or not any(config.frame_stride % stride for stride in thinned):
+    """Raise InputError if some video does not store every frame that data.frame_stride asks for.
+
+    Segments and data.fps have no stride.
+    """
+    if config.sampling != "strided" or config.frame_stride is None:
         return
-    fps = dataset.info.encode.get("fps")  # each video was thinned by a stride of its own
-    advice = (
-        f"set data.fps={fps:g}"
-        if fps
-        else f"give a multiple of {math.lcm(*thinned)}, or set data.fps"
-    )
+    stored_strides = dataset.info.frame_strides
+    if all(config.frame_stride % stride == 0 for stride in stored_strides):
+        return
+    # Shards that were made with a frame rate hold videos of several strides.
+    fps = dataset.info.encode.get("fps")
+    advice = f"give a multiple of {math.lcm(*stored_strides)}, or set data.fps"
+    if fps:
+        advice = f"set data.fps={fps:g}"
     raise InputError(
-        f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
-        f" {' or '.join(map(str, thinned))}: {advice} instead"
+        f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of"
+        f" every {' or '.join(map(str, stored_strides))}: {advice} instead"
     )
 
 
-def choose_frames(video: Sample, config: DataConfig, shares: list[float]) -> tuple[int, ...]:
-    """Choose as many frames as `shares` in [0, 1), of which the first says where a clip begins that has a stride."""
+def choose_frames(video: Sample, config: DataConfig, numbers: list[float]) -> tuple[int, ...]:
+    """Choose as many frames of a video as there are `numbers`, which are uniform in [0, 1).
+
+    Of a clip with a stride, the first number says where it begins; others are not used.
+    """
     if config.sampling == "segments":
-        return segment_frames(video.num_frames, shares)
+        return segment_frames(video.num_frames, numbers)
     step = frame_step(video.fps, video.frame_stride, config)
-    return strided_frames(video.num_frames, len(shares), step, shares[0])
+    return strided_frames(video.num_frames, len(numbers), step, numbers[0])
 
 
 def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:
-    """Compute the stored frames, of `fps` a second and of every `stored_stride` of the source, from one frame of a clip
-    to the next."""
-    return (
-        fps / config.fps if config.fps else (config.frame_stride or DEFAULT_STRIDE) / stored_stride
-    )
+    """Return how many stored frames lie from one frame of a clip to the next.
+
+    fps: of the stored video, which keeps one of every `stored_stride` frames of its source.
+    """
+    if config.fps:
+        return fps / config.fps
+    return (config.frame_stride or DEFAULT_STRIDE) / stored_stride
 
 
-def largest_stride(frames: np.ndarray, num_frames: int) -> int:
-    """Return the largest stride of a clip of `num_frames` that fits into nearly all videos of `frames`; at least 1."""
-    return max(
-        1, int(np.quantile((frames - 1) // max(1, num_frames - 1), MAX_SHORT, method="lower"))
-    )
+def largest_stride(counts: np.ndarray, num_frames: int) -> int:
+    """Return the largest stride, or 1, at which clips of `num_frames` fit into nearly all videos.
+
+    counts: the number of frames of each video.
+    """
+    largest_of_each = (counts - 1) // max(1, num_frames - 1)
+    return max(1, int(np.quantile(largest_of_each, MAX_SHORT_FRACTION, method="lower")))
 
 
-def strided_frames(available: int, wanted: int, step: float, share: float) -> tuple[int, ...]:
-    """Choose the frames nearest to `wanted` places `step` apart, the first at `share` in [0, 1] of all starts. The last
-    is repeated where the video is too short, and any where `step` is below 1."""
-    places = [math.floor(number * step + 0.5) for number in range(wanted)]
-    starts = max(1, available - places[-1])
-    start = min(int(share * starts), starts - 1)
-    return tuple(min(start + place, available - 1) for place in places)
+def strided_frames(
+    num_available: int, num_frames: int, step: float, fraction: float
+) -> tuple[int, ...]:
+    """Choose the frames nearest to `num_frames` times that lie `step` frames apart.
+
+    The first one is at `fraction` in [0, 1] of all frames at which the clip can begin. The last one
+    is repeated where the video is too short, and any where `step` is below 1.
+
+    For example, 4 frames 2.5 apart span 9 stored frames (0, 3, 5, 8), so a clip can begin at the
+    frames 0 to 3 of 12. At a fraction of 0.3 it begins at 1. A video of 5 frames is too short:
+
+        0  1  2  3  4  5  6  7  8  9 10 11
+           x        x     x        x            strided_frames(12, 4, 2.5, 0.3) == (1, 4, 6, 9)
+        x        x  xx                          strided_frames(5, 4, 2.5, 0.3) == (0, 3, 4, 4)
+    """
+    offsets = [math.floor(index * step + 0.5) for index in range(num_frames)]
+    num_starts = max(1, num_available - offsets[-1])
+    start = min(int(fraction * num_starts), num_starts - 1)
+    return tuple(min(start + offset, num_available - 1) for offset in offsets)
 
 
-def segment_frames(available: int, shares: list[float]) -> tuple[int, ...]:
-    """Choose one frame from each of len(shares) equal parts of the video; shares in [0, 1) say where in its part."""
-    return tuple(
-        min(int((part + share) * available / len(shares)), available - 1)
-        for part, share in enumerate(shares)
-    )
+def segment_frames(num_available: int, numbers: list[float]) -> tuple[int, ...]:
+    """Choose a frame from each of len(numbers) equal segments of a video (TSN; Wang et al., 2016).
+
+    A number in [0, 1) says where in its segment. Of 12 frames in 3 segments, for example, [0, .5,
+    .9] chooses 0, 6 and 11.
+    """
+    frames = []
+    for segment, number in enumerate(numbers):
+        frame = int((segment + number) * num_available / len(numbers))
+        frames.append(min(frame, num_available - 1))
+    return tuple(frames)

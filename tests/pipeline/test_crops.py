@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from adamae.pipeline.planning import crops
 
 sides = st.integers(2, 2000)
-draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=crops.DRAWS, max_size=crops.DRAWS)
+draws = st.lists(
+    st.floats(0, 1, exclude_max=True), min_size=crops.NUMBERS_PER_CROP, max_size=crops.DRAWS
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,10 @@ def test_boxes_lie_in_the_frame(
 def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
     """By hand for 340×256: scales of 256, neighbors at most one step apart, offsets in quarters."""
     rng = np.random.default_rng(0)
-    boxes = [crops.multiscale_crop(340, 256, rng.random(crops.DRAWS).tolist()) for _ in range(5000)]
+    boxes = [
+        crops.multiscale_crop(340, 256, rng.random(crops.NUMBERS_PER_CROP).tolist())
+        for _ in range(5000)
+    ]
     steps = [256, 224, 192, 168]
     sizes = Counter((box.width, box.height) for box in boxes)
     assert set(sizes) == {
@@ -67,7 +72,7 @@ def test_multiscale_has_ten_sizes_and_thirteen_places() -> None:
 def test_random_resized_keeps_area_and_ratio() -> None:
     rng = np.random.default_rng(0)
     boxes = [
-        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.5)
+        crops.random_resized_crop(400, 300, rng.random(crops.NUMBERS_PER_CROP).tolist(), 0.5)
         for _ in range(2000)
     ]
     areas = [box.width * box.height / 120000 for box in boxes]
@@ -75,15 +80,18 @@ def test_random_resized_keeps_area_and_ratio() -> None:
     assert 0.49 < min(areas) < 0.51
     assert max(areas) > 0.98
     smaller = [
-        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.08)
+        crops.random_resized_crop(400, 300, rng.random(crops.NUMBERS_PER_CROP).tolist(), 0.08)
         for _ in range(2000)
     ]
     assert 0.079 < min(box.width * box.height / 120000 for box in smaller) < 0.09
     assert 0.74 < min(ratios) < 0.77
     assert 1.31 < max(ratios) < 1.35
-    assert crops.random_resized_crop(1000, 10, [0.5] * crops.DRAWS, 0.5) == (492, 0, 14, 10), (
-        "none fits: the center"
-    )
+    assert crops.random_resized_crop(1000, 10, [0.5] * crops.NUMBERS_PER_CROP, 0.5) == (
+        492,
+        0,
+        14,
+        10,
+    ), "none fits: the center"
 
 
 def test_boxes_of_other_shapes_by_hand() -> None:
@@ -99,7 +107,7 @@ def test_boxes_of_other_shapes_by_hand() -> None:
     assert crops.view_crop(100, 60, 0, 1) == (20, 0, 60, 60)
     rng = np.random.default_rng(0)
     boxes = [
-        crops.random_resized_crop(400, 300, rng.random(crops.DRAWS).tolist(), 0.1, shape)
+        crops.random_resized_crop(400, 300, rng.random(crops.NUMBERS_PER_CROP).tolist(), 0.1, shape)
         for _ in range(500)
     ]
     ratios = [box.width / box.height / 2 for box in boxes]
