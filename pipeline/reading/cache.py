@@ -1,8 +1,9 @@
-"""Local copies of shards in object storage, in a directory of bounded size that all processes of a node share.
+"""Local copies of remote shards, in a directory of bounded size that all processes of a node share.
 
-What came first is kept, and what finds no room is read from the store whenever it is needed. With shards that belong to
-a node for the whole run (data.canonical_nodes) this has the hit rate of the best eviction, the fraction of the shards
-that fits (docs/clusters.md), and needs no index. Room is made only of the copies of datasets that no process has open.
+The first shards are kept; those that do not fit are read from the store each time. With shards that
+belong to a node for the whole run (data.canonical_nodes) this has the hit rate of optimal eviction,
+the fraction of the shards that fits (docs/clusters.md), and needs no index. Room is made only by
+removing the copies of datasets that no process has open.
 """
 
 import errno
@@ -31,73 +32,89 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def user_cache_dir() -> Path:
-    """Find or make the user's own cache directory, or a private temporary one where there is no home.
+    """Find or make the user's cache directory, or a private temporary one if there is no home.
 
-    Raises InputError if somebody else might have put it there, or may write to it.
+    Raise InputError if another user may have made it, or may write to it.
     """
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    home = Path(os.path.expanduser("~"))  # unlike Path.home, it accepts users without one
-    folder = (xdg if xdg.is_absolute() else home / ".cache") / "adamae"
+    parent = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The standard says that relative paths are to be ignored.
+    if not parent.is_absolute():
+        # Unlike Path.home, this works for users without a home.
+        parent = Path(os.path.expanduser("~")) / ".cache"
+    folder = parent / "adamae"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-    except FileExistsError:  # no directory, which is refused below
+    except FileExistsError:
+        # It is no directory, which is refused below.
         pass
-    except OSError:  # containers run as users who have no home, or may not write to it
+    except OSError:
+        # Containers run as users who have no home, or may not write to it.
         folder = Path(tempfile.gettempdir()) / f"adamae-cache-{os.getuid()}"
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise InputError(
-            f"{folder}, where downloads are kept, is a link, another user's, or others may write to it: remove it, or"
-            " name a directory of your own with data.cache_dir"
+            f"{folder}, where downloads are kept, is a link, another user's, or others may write to"
+            " it: remove it, or name a directory of your own with data.cache_dir"
         )
     return folder
 
 
 class ShardCache:
-    """Safe to use from many threads and processes."""
+    """The copies in one directory; safe to use from many threads and processes."""
 
     def __init__(
         self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0
     ) -> None:
-        """timeout: see ObjectStore; max_gib=0: no shard is kept. Nothing is made before something remote is read."""
-        self._given, self._max_bytes = folder, int(max_gib * 2**30)
+        """Create nothing before something remote is read.
+
+        folder: by default user_cache_dir(); max_gib: 0 keeps no shard; timeout: see ObjectStore.
+        """
+        self._configured_folder = folder
+        self._max_bytes = int(max_gib * 2**30)
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
-        # Kept for as long as this cache exists, so that nobody removes the shards of a dataset that is in use.
+        # Leases are held for as long as this cache exists, so that no process removes the shards of
+        # a dataset in use.
         self._lease = lru_cache(maxsize=None)(_lease)
-        self._is_full = False  # other shards are read from the store because there is no room
+        # Whether a shard has found no room. The following ones are then read from the store.
+        self._is_full = False
         self._counts: Counter[str] = Counter()
 
     def take_counts(self) -> Counter[str]:
-        """Return sums since the last call: `download_seconds` of all threads, `cache_hits` and `streamed_clips`."""
+        """Return sums over all threads since the last call.
+
+        They are `download_seconds`, `cache_hits` and `streamed_clips`.
+        """
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
             return counts
 
     def count(self, **amounts: float) -> None:
+        """Add to the counts."""
         with self._lock:
             self._counts.update(amounts)
 
     def store(self, url: str) -> tuple[ObjectStore, str]:
-        """Get the client for the directory of a file, and the file's name in it."""
+        """Return the client for the directory of a file, and the file's name in it."""
         parent, name = url.rsplit("/", 1)
         return self._open_store(parent), name
 
     def path(self, url: str, sha256: str) -> Path:
-        """Name the local copy of a file with this hash."""
-        parent, name = url.rsplit("/", 1)
+        """Return the path of the local copy of a file with this hash.
+
+        For example, <cache>/<hash of the URL of the dataset>/shard-000000-<hash of the shard>.tar.
+        """
+        dataset, name = url.rsplit("/", 1)
         stem, dot, suffix = name.rpartition(".")
-        return (
-            self._folder
-            / hashlib.sha256(parent.encode()).hexdigest()[:16]
-            / f"{stem}-{sha256[:16]}{dot}{suffix}"
-        )
+        folder = hashlib.sha256(dataset.encode()).hexdigest()[:16]
+        return self._folder / folder / f"{stem}-{sha256[:16]}{dot}{suffix}"
 
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
-        """Download a file that takes no room of data.cache_gib, once."""
+        """Download a table, unless there is a copy; tables do not count towards data.cache_gib."""
         path = self.path(url, sha256)
         with locked(path):
             if not path.exists():
@@ -105,9 +122,10 @@ class ShardCache:
         return path
 
     def fetch(self, url: str, sha256: str, size: int) -> Path | None:
-        """Get the copy of a shard, which one process of the node downloads if there is room; None: there is none.
+        """Return the copy of a shard; None if there is no room.
 
-        Raises InputError if the file cannot be read or is another one.
+        One process of the node downloads it. Raise InputError if the file cannot be read, or has
+        another hash.
         """
         if not self._max_bytes:
             return None
@@ -119,6 +137,7 @@ class ShardCache:
             return None
         with locked(path):
             try:
+                # Another process may have downloaded it in the meantime.
                 if not path.exists():
                     self._reserve(path, size)
                     self._download(url, path, size, sha256)
@@ -127,71 +146,89 @@ class ShardCache:
                 if error.errno not in FULL_DISK:
                     raise
                 _partial(path, size).unlink(missing_ok=True)
-                if not self._is_full:
-                    log(
-                        f"cache {self._folder} is full ({error.strerror}): shards are read in the store",
-                        sys.stderr,
-                    )
-                self._is_full = True
+                self._note_full(error)
                 return None
+
+    def _note_full(self, error: OSError) -> None:
+        """Say once that the cache is full."""
+        if not self._is_full:
+            log(
+                f"cache {self._folder} is full ({error.strerror}): shards are read in the store",
+                sys.stderr,
+            )
+        self._is_full = True
 
     @cached_property
     def _folder(self) -> Path:
-        return self._given or user_cache_dir()
+        return self._configured_folder or user_cache_dir()
 
     def _reserve(self, path: Path, size: int) -> None:
-        """Make an empty partial file. Raise OSError (ENOSPC) if datasets in use leave no room for all of it."""
-        unfinished = _partial(path, size)
-        if unfinished.exists():  # of a process that was killed
+        """Create an empty partial file, which reserves the room of the whole one.
+
+        Remove copies of datasets that no process has open. Raise OSError (ENOSPC) if that is not
+        enough.
+        """
+        partial_file = _partial(path, size)
+        # Left by a process that was killed: the download is resumed.
+        if partial_file.exists():
             return
         with locked(self._folder / "all"):
-            sizes: dict[Path, int] = {}  # an unfinished download takes the room of the whole file
-            for copy in [*self._folder.glob("*/*.tar"), *self._folder.glob("*/.*.partial")]:
-                with suppress(FileNotFoundError):
-                    sizes[copy] = (
-                        copy.stat().st_size if copy.suffix == ".tar" else int(copy.suffixes[-2][1:])
-                    )
-            room = self._max_bytes - sum(sizes.values()) - size
+            sizes = self._list_sizes()
+            free = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
-                if room < 0 and not _is_in_use(copy.parent):
+                if free < 0 and not _is_in_use(copy.parent):
                     copy.unlink(missing_ok=True)
-                    room += copy_size
-            if room < 0:
+                    free += copy_size
+            if free < 0:
                 raise OSError(errno.ENOSPC, f"{self._max_bytes / 2**30:.3g} GiB (data.cache_gib)")
-            unfinished.touch()
+            partial_file.touch()
+
+    def _list_sizes(self) -> dict[Path, int]:
+        """Return the room in bytes of every copy; a partial one has reserved that of the whole."""
+        sizes = {}
+        for copy in self._folder.glob("*/*.tar"):
+            # Another process may remove it in the meantime.
+            with suppress(FileNotFoundError):
+                sizes[copy] = copy.stat().st_size
+        for copy in self._folder.glob("*/.*.partial"):
+            sizes[copy] = int(copy.suffixes[-2].removeprefix("."))
+        return sizes
 
     def _download(self, url: str, path: Path, size: int, sha256: str) -> None:
+        """Download a file to `path`; raise InputError if its hash is another one."""
         started = time.monotonic()
         store, name = self.store(url)
-        unfinished = _partial(path, size)
+        partial_file = _partial(path, size)
         try:
-            for _ in range(2):  # a file may be replaced while it is read
-                store.append_range(name, unfinished, size)
-                if hash_file(unfinished) == sha256:
-                    sync(unfinished)
-                    unfinished.replace(path)
+            # Twice, as a file may be replaced while it is read.
+            for _ in range(2):
+                store.append_range(name, partial_file, size)
+                if hash_file(partial_file) == sha256:
+                    sync(partial_file)
+                    partial_file.replace(path)
                     return
-                unfinished.unlink()
-        finally:  # what came of a file that failed is kept for the next try
+                partial_file.unlink()
+        finally:
             self.count(download_seconds=time.monotonic() - started)
         raise InputError(
-            f"{url} is not the file that its dataset was made with (its sha256 differs): upload that one again, or, if"
-            " all shards were made again, upload their dataset.json too"
+            f"{url} is not the file that its dataset was made with (its sha256 differs): upload"
+            " that one again, or, if all shards were made again, upload their dataset.json too"
         )
 
 
 def _partial(path: Path, size: int) -> Path:
+    """Return the path of an unfinished copy. It stays when a download fails, for the next one."""
     return path.with_name(f".{path.name}.{size}.partial")
 
 
 def locked(path: Path) -> AbstractContextManager[None]:
-    """Return the lock of a copy among all processes, a context manager; make its folder."""
+    """Return the lock of a copy among all processes, a context manager; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return exclusive_lock(path.with_name(f".{path.name}.lock"))
 
 
 def _lease(folder: Path) -> BinaryIO:
-    """Keep the copies in a folder from being removed until the file is closed."""
+    """Keep other processes from removing the copies in a folder until the file is closed."""
     folder.mkdir(parents=True, exist_ok=True)
     return shared_lock(folder / ".in_use")
 

@@ -1,4 +1,7 @@
-"""Files in object storage, by fsspec: failed requests are repeated, hanging ones left behind, downloads resumed."""
+"""Files in object storage, through fsspec.
+
+Failed requests are repeated, requests without an answer are abandoned, and downloads are resumed.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,53 +17,51 @@ from pebble.concurrent import thread
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
 
-TRIES = 4  # of one request
-PAUSE_S = 1.0  # before the second one; it doubles
-BLOCK = (
-    2**23
-)  # bytes of a ranged read: at 40 ms per request and 100 MiB/s, two thirds of the time are transfer
-FILE_SYSTEMS = (
-    "file://",
-    "local://",
-    "sftp://",
-    "ssh://",
-)  # where files are visible while they are written
-FINAL = (
-    PermissionError,
-    FileNotFoundError,
-    ImportError,
-    ValueError,
-    TypeError,
-)  # no repetition helps
+# Of one request.
+MAX_ATTEMPTS = 4
+# Before the second attempt; each further pause is twice as long.
+PAUSE_S = 1.0
+# Bytes of a ranged read. At 40 ms per request and 100 MiB/s, two thirds of the time are transfer.
+BLOCK = 2**23
+# Only file systems have folders that must be made.
+LOCAL_FILE_SYSTEMS = ("file://", "local://")
+# Where a file is visible while it is written. Object stores show it when it is complete.
+FILE_SYSTEMS = (*LOCAL_FILE_SYSTEMS, "sftp://", "ssh://")
+# Errors that no repetition helps against.
+FINAL_ERRORS = (PermissionError, FileNotFoundError, ImportError, ValueError, TypeError)
 T = TypeVar("T")
 
 
-def is_remote(place: str | Path) -> bool:
-    """Tell whether this is a URL, not a path."""
-    return "://" in str(place)
+def is_remote(location: str | Path) -> bool:
+    """Return whether this is a URL, not a path."""
+    return "://" in str(location)
 
 
 class ObjectStore:
-    """The files under a URL. All methods raise InputError where several tries have failed."""
+    """The files under a URL. All methods raise InputError when MAX_ATTEMPTS have failed."""
 
     def __init__(self, url: str, timeout: float = 60.0) -> None:
-        """Make a client; `timeout`: seconds that a read of BLOCK bytes or less may take."""
-        self.url, self._timeout = url.rstrip("/"), timeout
-        # Only file systems have folders that must be made.
-        options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
+        """Make a client; `timeout`: seconds for a read of BLOCK bytes or less."""
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        options = {"auto_mkdir": True} if url.startswith(LOCAL_FILE_SYSTEMS) else {}
         self._fs, self._root = self._retry(
             "opened", lambda: fsspec.core.url_to_fs(self.url, **options)
         )
 
-    def sizes(self, under: str = "") -> dict[str, int]:
-        """List the bytes of all files by their names, relative to the URL."""
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Return the bytes of all files in a folder, by their names relative to the URL."""
         self._fs.invalidate_cache()
-        start = f"{self._root}/{under}".rstrip("/")
-        found = self._retry("listed", lambda: self._fs.find(start, detail=True))
-        return {name[len(self._root) :].lstrip("/"): entry["size"] for name, entry in found.items()}
+        start = f"{self._root}/{folder}".rstrip("/")
+        entries = self._retry("listed", lambda: self._fs.find(start, detail=True))
+        sizes = {}
+        for path, entry in entries.items():
+            name = path.removeprefix(self._root).lstrip("/")
+            sizes[name] = entry["size"]
+        return sizes
 
     def read(self, name: str) -> bytes | None:
-        """Read a small file; None if there is none."""
+        """Read a small file; return None if it does not exist."""
 
         def read() -> bytes | None:
             with suppress(FileNotFoundError):
@@ -70,22 +71,25 @@ class ObjectStore:
         return self._retry("read", lambda: call_with_timeout(read, self._timeout), name)
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Read bytes of a file."""
+        """Read the bytes of a file from `start` up to `end`."""
 
         def read(first: int, last: int) -> bytes:
             request = partial(self._fs.cat_file, f"{self._root}/{name}", start=first, end=last)
-            found = call_with_timeout(request, self._timeout)
-            if len(found) != last - first:
+            content = call_with_timeout(request, self._timeout)
+            if len(content) != last - first:
                 raise OSError(
-                    f"{len(found)} bytes came instead of {last - first} from byte {first}"
+                    f"{len(content)} bytes came instead of {last - first} from byte {first}"
                 )
-            return bytes(found)
+            return bytes(content)
 
-        blocks = [(first, min(first + BLOCK, end)) for first in range(start, end, BLOCK)]
-        return b"".join(self._retry("read", partial(read, *block), name) for block in blocks)
+        blocks = []
+        for first in range(start, end, BLOCK):
+            last = min(first + BLOCK, end)
+            blocks.append(self._retry("read", partial(read, first, last), name))
+        return b"".join(blocks)
 
     def download(self, name: str, file: Path) -> None:
-        """Download a file as it is now, durably."""
+        """Download a file as it is now, and flush it to the disk."""
         self._fs.invalidate_cache()
         size = int(self._retry("read", lambda: self._fs.size(f"{self._root}/{name}"), name))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,9 +97,9 @@ class ObjectStore:
             self.append_range(name, temporary, size)
 
     def append_range(self, name: str, file: Path, size: int) -> None:
-        """Append to a local file what it lacks of the first `size` bytes."""
+        """Append to a local file those of the first `size` bytes that it does not have yet."""
         with file.open("ab") as output:
-            while (first := output.tell()) < size:
+            for first in range(output.tell(), size, BLOCK):
                 output.write(self.read_range(name, first, min(first + BLOCK, size)))
 
     def write(self, name: str, data: bytes) -> None:
@@ -103,19 +107,20 @@ class ObjectStore:
         self._retry("written to", lambda: self._fs.pipe_file(f"{self._root}/{name}", data), name)
 
     def upload(self, file: Path, name: str) -> None:
-        """Write a file that others may be reading: they see the earlier one or this, never half of it."""
+        """Upload a file. Readers see the earlier one or this one, never half of it."""
         target = f"{self._root}/{name}"
-        written = f"{target}.partial" if self.url.startswith(FILE_SYSTEMS) else target
 
         def put() -> None:
-            self._fs.put_file(str(file), written)
-            if written != target:
-                self._fs.mv(written, target)
+            if not self.url.startswith(FILE_SYSTEMS):
+                self._fs.put_file(str(file), target)
+                return
+            self._fs.put_file(str(file), f"{target}.partial")
+            self._fs.mv(f"{target}.partial", target)
 
         self._retry("written to", put, name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
+        """Remove a file, if it exists."""
 
         def remove() -> None:
             with suppress(FileNotFoundError):
@@ -123,14 +128,16 @@ class ObjectStore:
 
         self._retry("removed", remove, name)
 
-    def _retry(self, what: str, request: Callable[[], T], name: str = "") -> T:
-        for attempt in range(TRIES):
+    def _retry(self, action: str, request: Callable[[], T], name: str = "") -> T:
+        """Call `request` until it succeeds; raise InputError about `action` and `name`."""
+        for attempt in range(MAX_ATTEMPTS):
             try:
                 return request()
-            except Exception as error:  # every store's client has a family of errors of its own
-                if isinstance(error, FINAL) or attempt == TRIES - 1:
-                    where = f"{self.url}/{name}" if name else self.url
-                    raise InputError(f"{where} cannot be {what}: {_explain(error)}") from error
+            # The client of every store has a family of errors of its own.
+            except Exception as error:
+                if isinstance(error, FINAL_ERRORS) or attempt == MAX_ATTEMPTS - 1:
+                    location = f"{self.url}/{name}" if name else self.url
+                    raise InputError(f"{location} cannot be {action}: {_explain(error)}") from error
                 time.sleep(PAUSE_S * 2**attempt)
         raise AssertionError
 
@@ -140,7 +147,8 @@ def call_with_timeout(
 ) -> T:
     """Call in a thread; raise TimeoutError after `timeout` seconds, which `option` has set.
 
-    Not all clients have timeouts of their own. One that hangs keeps its daemon thread until the process ends.
+    Not all clients have timeouts of their own. A call without an answer keeps its daemon thread
+    until the process ends.
     """
     future = thread(name="request")(call)()
     if not wait([future], timeout).done:
@@ -149,8 +157,11 @@ def call_with_timeout(
 
 
 def _explain(error: Exception) -> str:
+    """Return an error as half a sentence."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
     if isinstance(error, PermissionError):
         return "no permission"
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    # Clients put whole answers of servers into their messages.
+    line = " ".join(str(error).split())
+    return line[:300] or type(error).__name__

@@ -6,7 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +24,11 @@ from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.shards.index import Tables
 from adamae.pipeline.video_error import VideoError
 
-RECENT_SAMPLES = (
-    4096  # are kept: planning, reading, decoding and delivery of a clip look up the same one
-)
-LOOKED_AT = 1024  # samples, for the names of their fields; shards hold them in random order
+# Parsed samples that are kept: planning, reading, decoding and delivery of a clip look up the same
+# one.
+MAX_RECENT_SAMPLES = 4096
+# Samples that are searched for the names of fields. Shards hold them in random order.
+NUM_SEARCHED = 1024
 T = TypeVar("T")
 
 
@@ -37,21 +38,21 @@ class ShardDataset:
     def __init__(
         self, parts: Sequence[Tables], cache: ShardCache | None = None, opened: tuple[Any, ...] = ()
     ) -> None:
-        """parts: the datasets of the mix; cache: where what lies in an object store is kept; opened: see `open`."""
-        self.parts, self.cache, self._opened = parts, cache or ShardCache(), opened
-        self.folder = parts[0].folder  # or URL of the first dataset, for messages
-        self.is_remote = any(
-            is_remote(part.folder) for part in parts
-        )  # whether shards lie in an object store
-        self.info = _merge_infos(
-            [part.info for part in parts]
-        )  # of all together; shards carry their own names
-        ids = {name: number for number, name in enumerate(self.info.classes)}
-        for part in parts if len(parts) > 1 else ():
-            part.label_ids = [ids[name] for name in part.info.classes]
-        self.samples = _concatenate(
-            [LazySequence(len(part), lru_cache(RECENT_SAMPLES)(part.sample)) for part in parts]
-        )
+        """parts: datasets of the mix; cache: keeps remote shards; opened: arguments of `open`."""
+        self.parts = parts
+        self.cache = cache or ShardCache()
+        self._opened = opened
+        # Folder or URL of the first dataset, for messages.
+        self.folder = parts[0].folder
+        # Whether any shards lie in an object store.
+        self.is_remote = any(is_remote(part.folder) for part in parts)
+        # Of all datasets together; the shards keep the names that they have in their own.
+        self.info = _merge_infos([part.info for part in parts])
+        if len(parts) > 1:
+            ids = {name: class_id for class_id, name in enumerate(self.info.classes)}
+            for part in parts:
+                part.label_ids = [ids[name] for name in part.info.classes]
+        self.samples = _concatenate([_list_samples(part) for part in parts])
         self.gops = _concatenate([LazySequence(len(part), part.gops) for part in parts])
         self.shards = _concatenate(
             [LazySequence(len(part.counts), part.locate_shard) for part in parts]
@@ -59,7 +60,7 @@ class ShardDataset:
         self._ends_of_shards = np.cumsum(np.concatenate([part.counts for part in parts]))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickled, a dataset is opened again."""
+        """Pickle the arguments of `open`: other processes map the tables again."""
         return ShardDataset.open, self._opened
 
     @classmethod
@@ -68,63 +69,72 @@ class ShardDataset:
         shards: DataConfig | str | Path | Sequence[str | Path],
         config: DataConfig | None = None,
     ) -> "ShardDataset":
-        """Open the tables (not the videos) of what data.shards names, or of other dataset folders or URLs.
+        """Open the tables (not the videos) of data.shards, or of other dataset folders or URLs.
 
-        `config` says where remote shards are cached; a subset is read in place. Class ids of a mix run over the union
-        of the datasets' class names. Raises InputError if a folder is missing, broken or empty.
+        `config` says where remote shards are cached; a subset is read in place. Class ids of a mix
+        are indices of the sorted names of all its classes. Raise InputError if a folder is missing,
+        broken or empty.
         """
         if isinstance(shards, DataConfig):
-            config, shards = shards, shards.shards
-        config = config or DataConfig()
-        max_gib = (
-            config.cache_gib if config.subset is None else 0.0
-        )  # few videos a shard: whole ones cost more
-        cache = ShardCache(
-            Path(config.cache_dir) if config.cache_dir else None, max_gib, config.download_timeout_s
-        )
-        folders = [
-            str(folder) for folder in ([shards] if isinstance(shards, str | Path) else shards)
-        ]
+            config = shards
+            shards = config.shards
+        if config is None:
+            config = DataConfig()
+        max_gib = config.cache_gib
+        if config.subset is not None:
+            # A subset has few videos in each shard, so that they cost less than whole shards.
+            max_gib = 0.0
+        cache_dir = Path(config.cache_dir) if config.cache_dir else None
+        cache = ShardCache(cache_dir, max_gib, config.download_timeout_s)
+        if isinstance(shards, str | Path):
+            shards = [shards]
+        folders = [str(folder) for folder in shards]
         if not folders or not all(folders):
             raise InputError(
                 "data.shards names no folder: give what shard_tools/make_shards.py has written"
             )
-        return cls([Tables.open(folder, cache) for folder in folders], cache, (shards, config))
+        parts = [Tables.open(folder, cache) for folder in folders]
+        return cls(parts, cache, (shards, config))
 
     @property
     def digest(self) -> str:
-        """Hash which videos there are, in which order, with which classes, labels, frames and sides.
+        """A hash of the videos, their order, classes, labels, frames and sizes.
 
-        Datasets of the same digest give the same clips. Opening has compared the tables with their hashes.
+        Datasets of the same digest give the same clips. Tables were compared with their hashes when
+        they were opened.
         """
-        described = [
-            [
+        descriptions = []
+        for part in self.parts:
+            info = part.info
+            description = [
                 info.classes,
-                *(
-                    info.tables[name].sha256
-                    for name in ("shards", "samples", *["names"] * info.multi_label)
-                ),
+                info.tables["shards"].sha256,
+                info.tables["samples"].sha256,
             ]
-            for info in (part.info for part in self.parts)
-        ]
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+            if info.multi_label:
+                # Several labels of a video are in the table of names.
+                description.append(info.tables["names"].sha256)
+            descriptions.append(description)
+        return hashlib.sha256(json.dumps(descriptions).encode()).hexdigest()
 
     @property
     def channels(self) -> int:
-        """Of every clip: 3 of videos, an array's own. Raises InputError where a mix has several."""
+        """The channels of every clip: 3 of videos. Raise InputError if those of a mix differ."""
         return count_channels(self.info.codecs)
 
     def shard_of(self, samples: Any) -> Any:
-        """Find the shard of a sample, or of each of an array of them."""
+        """Return the shard of a sample, or of each of an array of them."""
         return np.searchsorted(self._ends_of_shards, samples, side="right")
 
-    def column(self, name: str, most: int | None = None) -> Shaped[np.ndarray, " samples"]:
-        """Copy a column of format.SAMPLE over all samples, or the first `most` of each dataset, with labels of the
-        mix."""
-        return np.concatenate([part.column(name, slice(most)) for part in self.parts])
+    def column(self, name: str, max_rows: int | None = None) -> Shaped[np.ndarray, " samples"]:
+        """Copy a column of format.SAMPLE; labels become class ids in the mix.
+
+        max_rows: of each dataset, from its first sample on.
+        """
+        return np.concatenate([part.column(name, slice(max_rows)) for part in self.parts])
 
     def mark_classes(self, labels: Iterable[Sequence[int]]) -> UInt8[np.ndarray, "samples classes"]:
-        """Mark the classes of each sample with ones."""
+        """Encode the classes of samples as ones and zeros (multi-hot)."""
         samples = list(labels)
         marks = np.zeros((len(samples), len(self.info.classes)), np.uint8)
         for row, classes in zip(marks, samples, strict=True):
@@ -132,77 +142,104 @@ class ShardDataset:
         return marks
 
     def require_fields(self, names: Sequence[str]) -> None:
-        """Raise InputError if none of the first samples has one of these fields."""
+        """Raise InputError unless some of the first samples have each of these fields."""
+        if not names:
+            return
+        existing: set[str] = set()
+        for sample in range(min(NUM_SEARCHED, len(self.samples))):
+            existing.update(self.samples[sample].fields)
         for name in names:
-            first = [
-                self.samples[sample].fields for sample in range(min(LOOKED_AT, len(self.samples)))
-            ]
-            if not any(name in fields for fields in first):
-                there = ", ".join(sorted(set().union(*first))) or "none"
+            if name not in existing:
                 raise InputError(
-                    f"no video of {self.folder} has the field {name} of data.fields: they have {there}"
+                    f"no video of {self.folder} has the field {name} of data.fields: they have"
+                    f" {', '.join(sorted(existing)) or 'none'}"
                 )
 
     def describe_location(self, sample: int) -> str:
-        """Return where a sample is, for messages: shard:offset:key."""
+        """Return the location of a sample for messages, as shard:offset:key."""
         video = self.samples[sample]
         return f"{self.shards[self.shard_of(sample)]}:{video.offset}:{video.key}"
 
     def read_video(self, sample: int) -> bytes:
-        """Read a whole video; see `read_clip`."""
+        """Read a whole video; raise as `read_clip` does."""
         return self.read_clip(sample, ()).data
 
     def read_clip(self, sample: int, frames: Sequence[int]) -> VideoSlice:
-        """Read the GOPs of a video that hold these frames, or all of it where there are no closed GOPs or no frames;
-        from the store if the local copy of a remote shard, which is removed, is damaged.
+        """Read the GOPs of a video that hold these frames.
 
-        Raises VideoError if the bytes are not those that were stored, InputError if they cannot be had.
+        Read all of the video if `frames` is empty or its GOPs are not closed. If the local copy of
+        a remote shard is damaged, remove it and read from the store. Raise VideoError if the bytes
+        are not those that were stored, and InputError if they cannot be read.
         """
-        video, shard = self.samples[sample], int(self.shard_of(sample))
+        video = self.samples[sample]
         if video.problem:
             raise VideoError(video.problem)
-        url, file, gops = (
-            self.shards[shard],
-            self.find_shard(shard),
-            self.gops[sample] if frames else None,
-        )
-        slice_video = partial(
-            gops.slice_video if gops else partial(_read_whole, video), tuple(frames)
-        )
-        if is_remote(url):
-            self.cache.count(**{"cache_hits" if file else "streamed_clips": 1})
-        if file:
+        shard = int(self.shard_of(sample))
+        url = self.shards[shard]
+        file = self.find_shard(shard)
+        gops = self.gops[sample] if frames else None
+
+        def slice_video(read: Callable[[int, int], bytes]) -> VideoSlice:
+            if gops is None:
+                return _read_whole(video, tuple(frames), read)
+            return gops.slice_video(tuple(frames), read)
+
+        if not is_remote(url):
+            return _read_local(url, video.offset, slice_video)
+        if file is None:
+            self.cache.count(streamed_clips=1)
+        else:
+            self.cache.count(cache_hits=1)
             try:
-                with open(file, "rb", buffering=0) as opened:
-                    return slice_video(
-                        lambda offset, size: os.pread(opened.fileno(), size, video.offset + offset)
-                    )
-            except FileNotFoundError as error:  # or another process has evicted it
-                if not is_remote(url):
-                    advice = "run `python shard_tools/check_shards.py` on its folder"
-                    raise InputError(f"{file} is missing: {advice}") from error
+                return _slice_file(file, video.offset, slice_video)
+            except FileNotFoundError:
+                # Another process has evicted it.
+                pass
             except VideoError:
-                if not is_remote(url):
-                    raise
                 file.unlink(missing_ok=True)
         store, name = self.cache.store(url)
-        return slice_video(
-            lambda offset, size: store.read_range(
-                name, start := video.offset + offset, start + size
-            )
-        )
+
+        def read_store(offset: int, size: int) -> bytes:
+            start = video.offset + offset
+            return store.read_range(name, start, start + size)
+
+        return slice_video(read_store)
 
     def find_shard(self, shard: int) -> Path | None:
-        """Return the file of a shard, downloaded if it is remote; None if the cache does not keep it."""
-        url, info = self.shards[shard], self.info.shards[shard]
-        return self.cache.fetch(url, info.sha256, info.num_bytes) if is_remote(url) else Path(url)
+        """Return the file of a shard, downloaded if it is remote; None if the cache has no room."""
+        url = self.shards[shard]
+        if not is_remote(url):
+            return Path(url)
+        info = self.info.shards[shard]
+        return self.cache.fetch(url, info.sha256, info.num_bytes)
+
+
+Slicer = Callable[[Callable[[int, int], bytes]], VideoSlice]
+
+
+def _read_local(path: str, start: int, slice_video: Slicer) -> VideoSlice:
+    """Cut a slice out of the video that begins at a byte of a local shard."""
+    try:
+        return _slice_file(Path(path), start, slice_video)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path} is missing: run `python shard_tools/check_shards.py` on its folder"
+        ) from error
+
+
+def _slice_file(path: Path, start: int, slice_video: Slicer) -> VideoSlice:
+    with open(path, "rb", buffering=0) as file:
+        return slice_video(lambda offset, size: os.pread(file.fileno(), size, start + offset))
 
 
 def _read_whole(
     video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]
 ) -> VideoSlice:
-    """Read a whole video. The hash costs .6 ms per megabyte and finds what decoders do not: most flipped bytes decode
-    to something."""
+    """Read a whole video and compare its hash; raise VideoError if they differ.
+
+    The hash takes .6 ms per megabyte, and finds what decoders do not: most flipped bytes decode to
+    something.
+    """
     data = read(0, video.size)
     if len(data) < video.size:
         raise VideoError(f"the shard ends after {len(data)} of the video's {video.size} bytes")
@@ -211,32 +248,52 @@ def _read_whole(
     return VideoSlice(data, frames, video.num_frames)
 
 
+def _list_samples(part: Tables) -> LazySequence[Sample]:
+    return LazySequence(len(part), lru_cache(MAX_RECENT_SAMPLES)(part.sample))
+
+
 def _concatenate(parts: Sequence[Sequence[T]]) -> Sequence[T]:
     """Chain sequences without copying them."""
-    ends = list(accumulate(map(len, parts)))
+    if len(parts) == 1:
+        return parts[0]
+    starts = list(accumulate(map(len, parts), initial=0))
 
-    def item(index: int) -> T:
-        part = bisect_right(ends, index)
-        return parts[part][index - (ends[part - 1] if part else 0)]
+    def get_item(index: int) -> T:
+        part = bisect_right(starts, index) - 1
+        return parts[part][index - starts[part]]
 
-    return parts[0] if len(parts) == 1 else LazySequence(ends[-1], item)
+    return LazySequence(starts[-1], get_item)
 
 
 def _merge_infos(infos: list[DatasetInfo]) -> DatasetInfo:
-    if len(infos) == 1:  # the order of its classes is the user's own: ids must not change
+    """Describe all datasets of a mix together."""
+    if len(infos) == 1:
+        # Its classes stay in the order of the user's file, as checkpoints and predictions hold ids.
         return infos[0]
+    classes: set[str] = set()
     codecs: dict[str, SizeRange] = {}
+    # A dictionary without values, as a set has no order.
+    containers: dict[str, None] = {}
+    frame_strides: set[int] = set()
     for info in infos:
-        for name, sides in info.codecs.items():
-            codecs[name] = codecs[name].merge(sides) if name in codecs else sides
-    sums = ("num_samples", "num_frames", "num_bytes", "num_rejected", "num_unlabeled")
+        classes.update(info.classes)
+        containers.update(dict.fromkeys(info.containers))
+        frame_strides.update(info.frame_strides)
+        for name, sizes in info.codecs.items():
+            if name in codecs:
+                sizes = codecs[name].merge(sizes)
+            codecs[name] = sizes
     return replace(
         infos[0],
-        **{name: sum(getattr(info, name) for info in infos) for name in sums},
-        classes=sorted({name for info in infos for name in info.classes}),
+        num_samples=sum(info.num_samples for info in infos),
+        num_frames=sum(info.num_frames for info in infos),
+        num_bytes=sum(info.num_bytes for info in infos),
+        num_rejected=sum(info.num_rejected for info in infos),
+        num_unlabeled=sum(info.num_unlabeled for info in infos),
+        classes=sorted(classes),
         shards=_concatenate([info.shards for info in infos]),
         codecs=codecs,
-        containers=list(dict.fromkeys(name for info in infos for name in info.containers)),
-        frame_strides=sorted({stride for info in infos for stride in info.frame_strides}),
+        containers=list(containers),
+        frame_strides=sorted(frame_strides),
         multi_label=any(info.multi_label for info in infos),
     )

@@ -1,9 +1,10 @@
-"""Groups of pictures of fragmented MP4, and videos put together of a few of them.
+"""Groups of pictures (GOPs) of fragmented MP4, and videos put together from a few of them.
 
-Each fragment (pipeline/shards/mp4.py) of a stored MP4 is a group of pictures that needs no other. So the bytes before
-the first fragment, and any fragments after them, are a whole video: what a clip needs is read and decoded, not what
-lies before it. The group table has a row for these first bytes and one for every group; a group ends where the next one
-begins, the last one with the video. Of arrays (pipeline/shards/arrays.py) every frame is a group.
+Each fragment (pipeline/shards/mp4.py) of a stored MP4 is a closed GOP. So the bytes before the
+first fragment, and any fragments after them, are a complete video: only the GOPs that hold a clip's
+frames are read and decoded. The GOP table has a row for these first bytes, the header, and one for
+every GOP; a GOP ends where the next one begins, the last one with the video. Of an array
+(pipeline/shards/arrays.py), every frame is a GOP.
 """
 
 import hashlib
@@ -13,95 +14,108 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 
 from adamae.pipeline.shards.arrays import Buffer
 from adamae.pipeline.video_error import VideoError
 
 GOP = np.dtype(
     [
-        ("first_frame", "<u4"),  # of the group in its video; 0 for the bytes before the first group
-        ("offset", "<u4"),  # in the video
-        ("checksum", "<u8"),  # see `checksum`
+        # The GOP's first frame in its video; 0 for the header.
+        ("first_frame", "<u4"),
+        # The GOP's first byte in its video.
+        ("offset", "<u4"),
+        ("checksum", "<u8"),
     ]
 )
-Rows = Shaped[np.ndarray, " rows"]  # of GOP
+# Rows of GOP.
+Rows = Shaped[np.ndarray, " rows"]
 
 
 class VideoSlice(NamedTuple):
-    """A video of its own that holds what is wanted of another one."""
+    """A complete video that was cut out of another one, for some of its frames."""
 
     data: bytes
-    numbers: tuple[int, ...]  # of the wanted frames in it
-    num_frames: int  # that it holds
-    in_groups: bool = False  # whether it consists of rows of the group table
+    # Of the frames that it was cut out for, numbered as in `data`.
+    numbers: tuple[int, ...]
+    # In `data`.
+    num_frames: int
+    # Whether it was put together from GOPs; otherwise it is all of the other video.
+    in_groups: bool = False
 
 
 @dataclass(frozen=True)
 class GopIndex:
-    """The groups of one video of `size` bytes and `num_frames` frames."""
+    """The GOPs of one video of `size` bytes and `num_frames` frames."""
 
     rows: Rows
     size: int
     num_frames: int
 
-    def slice_video(self, wanted: Sequence[int], read: Callable[[int, int], bytes]) -> VideoSlice:
-        """Cut out the groups that hold the frames `wanted`; `read(offset, size)` gives bytes of the video.
+    def slice_video(self, frames: Sequence[int], read: Callable[[int, int], bytes]) -> VideoSlice:
+        """Cut out the GOPs that hold these frames; `read(offset, size)` returns bytes of the video.
 
-        Raises VideoError if the table is broken, or the bytes are not those that it was made of.
+        Raise VideoError if the rows are broken, or the bytes are not those that they were made of.
+
+        For example, of GOPs of 8 frames, the frames 17 to 30 need the third and fourth, of 16
+        frames. There they are numbered from 1 to 14.
         """
-        offsets, firsts = self._find_starts()
-        if not 0 <= min(wanted) <= max(wanted) < self.num_frames:
+        offsets, first_frames = self._find_starts()
+        if not 0 <= min(frames) <= max(frames) < self.num_frames:
             raise VideoError(
-                f"frames {min(wanted)} to {max(wanted)} are wanted of {self.num_frames}"
+                f"frames {min(frames)} to {max(frames)} are wanted of {self.num_frames}"
             )
-        group_of = np.searchsorted(
-            firsts[1:-1], wanted, side="right"
-        )  # 0: the bytes before the first one
-        chosen = np.array(sorted({0, *group_of.tolist()}))  # so few: np.unique takes .4 ms
-        data = b"".join(
-            self._read(run, offsets, read)
-            for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
-        )
-        frames = np.diff(firsts)[chosen]
-        before = np.cumsum(frames) - frames  # frames of the chosen groups before each
-        numbers = np.asarray(wanted) - firsts[group_of] + before[np.searchsorted(chosen, group_of)]
-        return VideoSlice(data, tuple(numbers.tolist()), int(frames.sum()), in_groups=True)
+        # Row 0 is the header, so GOPs count from 1.
+        row_of_frame = np.searchsorted(first_frames[1:-1], frames, side="right")
+        # A set, as np.unique takes .4 ms for so few.
+        rows = np.array(sorted({0, *row_of_frame.tolist()}))
+        run_starts = np.flatnonzero(np.diff(rows) > 1) + 1
+        data = b"".join(self._read(run, offsets, read) for run in np.split(rows, run_starts))
+        num_frames = np.diff(first_frames)[rows]
+        num_frames_before = np.cumsum(num_frames) - num_frames
+        index_in_gop = np.asarray(frames) - first_frames[row_of_frame]
+        numbers = num_frames_before[np.searchsorted(rows, row_of_frame)] + index_in_gop
+        return VideoSlice(data, tuple(numbers.tolist()), int(num_frames.sum()), in_groups=True)
 
-    def _find_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each row begins, in bytes and in frames, and the last one ends."""
+    def _find_starts(self) -> tuple[Int[np.ndarray, " starts"], Int[np.ndarray, " starts"]]:
+        """Return the first byte and the first frame of each row, and the ends of the last one."""
         offsets = np.append(self.rows["offset"].astype(np.int64), self.size)
-        firsts = np.append(self.rows["first_frame"].astype(np.int64), self.num_frames)
-        fits = len(self.rows) > 1 and offsets[0] == 0 and firsts[0] == firsts[1] == 0
-        if not fits or (np.diff(offsets) <= 0).any() or (np.diff(firsts[1:]) <= 0).any():
+        first_frames = np.append(self.rows["first_frame"].astype(np.int64), self.num_frames)
+        has_gops = len(self.rows) > 1
+        starts_at_zero = has_gops and offsets[0] == first_frames[0] == first_frames[1] == 0
+        # The header has no frames, but every row has bytes.
+        is_empty = (np.diff(offsets) <= 0).any() or (np.diff(first_frames[1:]) <= 0).any()
+        if not starts_at_zero or is_empty:
             raise VideoError("its rows of the group table are broken")
-        return offsets, firsts
+        return offsets, first_frames
 
     def _read(
         self, run: np.ndarray, offsets: np.ndarray, read: Callable[[int, int], bytes]
     ) -> bytes:
-        """Read and check groups that follow each other."""
-        start, end = int(offsets[run[0]]), int(offsets[run[-1] + 1])
+        """Read consecutive rows at once, and compare each with its checksum."""
+        start = int(offsets[run[0]])
+        end = int(offsets[run[-1] + 1])
         data = read(start, end - start)
         if len(data) < end - start:
             raise VideoError(
                 f"the shard ends after {len(data)} of {end - start} bytes of the video's groups"
             )
         view = memoryview(data)
-        for number in run.tolist():
-            group = view[offsets[number] - start : offsets[number + 1] - start]
-            if (
-                checksum(int(self.rows["first_frame"][number]), group)
-                != self.rows["checksum"][number]
-            ):
+        for row in run.tolist():
+            content = view[offsets[row] - start : offsets[row + 1] - start]
+            first_frame = int(self.rows["first_frame"][row])
+            if checksum(first_frame, content) != self.rows["checksum"][row]:
                 raise VideoError(
-                    f"group {number} has changed since the shard was made (its checksum differs)"
+                    f"group {row} has changed since the shard was made (its checksum differs)"
                 )
         return data
 
 
 def checksum(first_frame: int, data: Buffer) -> int:
-    """First 8 bytes of the SHA-256 of a group's number of its first frame (32 bits, little endian) and its bytes."""
+    """Return the first 8 bytes, little endian, of the SHA-256 of a row's first frame and bytes.
+
+    The frame number is hashed as 32 bits, little endian.
+    """
     digest = hashlib.sha256(struct.pack("<I", first_frame))
     digest.update(data)
     return int.from_bytes(digest.digest()[:8], "little")

@@ -1,8 +1,9 @@
-"""The tables of one dataset: made shard after shard, opened in no time whatever their size, looked at when used.
+"""The tables of one dataset, which are opened in milliseconds however many samples they have.
 
-Rows are mapped into memory, so that all processes of a machine share one copy in the page cache. Nothing is checked for
-all rows at once: a row is checked whenever it is turned into a Sample, in some microseconds, and a broken one becomes a
-bad sample like any other, with a reason.
+Tables are memory-mapped, so that all processes of a machine share one copy in the page cache. Not
+all rows are checked at once: a row is checked when it is turned into a Sample, in some
+microseconds, and a broken one becomes a bad sample with a reason, which training replaces like a
+broken video.
 """
 
 from functools import cached_property
@@ -32,16 +33,10 @@ from adamae.pipeline.shards.format import (
 )
 from adamae.pipeline.shards.gops import GopIndex
 
-MAX_NAME = 2**21  # bytes of a line in the table of names
-ROW_FIELDS = (
-    "num_frames",
-    "fps",
-    "frame_stride",
-    "width",
-    "height",
-    "offset",
-    "size",
-)  # of a Sample in its row
+# The largest number of bytes that are read of a line of the table of names.
+MAX_NAME_BYTES = 2**21
+# Fields of a Sample that are columns of its row.
+ROW_FIELDS = ("num_frames", "fps", "frame_stride", "width", "height", "offset", "size")
 
 
 class NameLine(NamedTuple):
@@ -56,7 +51,7 @@ class NameLine(NamedTuple):
 
 
 class Tables:
-    """The samples of one dataset, by number."""
+    """The samples of one dataset."""
 
     def __init__(
         self,
@@ -66,85 +61,67 @@ class Tables:
         samples: Shaped[np.ndarray, " samples"],
         locate: Locate,
     ) -> None:
-        """samples: rows of SAMPLE; counts: of them in each shard; GOPs and names are opened when they are needed."""
-        self.folder, self.info, self.counts, self.rows, self._locate = (
-            folder,
-            info,
-            counts,
-            samples,
-            locate,
-        )
+        """Hold the tables; those of GOPs and names are opened when they are first needed.
+
+        counts: samples of each shard; samples: rows of SAMPLE; locate: returns the file of a table.
+        """
+        self.folder = folder
+        self.info = info
+        self.counts = counts
+        self.rows = samples
+        self._locate = locate
         self._ends_of_shards = np.cumsum(counts)
-        self.label_ids = list(range(len(info.classes)))  # of the mix, by labels of this dataset
-        self._codecs, self._size_ranges = list(info.codecs), list(info.codecs.values())
+        # Class ids in the mix of this dataset's labels. ShardDataset sets them for a mix of several
+        # datasets.
+        self.label_ids = list(range(len(info.classes)))
+        # In the order of the column `codec`, whose rows hold indices.
+        self._codecs = list(info.codecs)
+        self._size_ranges = list(info.codecs.values())
 
     @classmethod
     def open(cls, folder: str, cache: ShardCache) -> "Tables":
-        """Map the tables in a folder, or the copies of them that are cached, into memory.
+        """Map the tables in a folder, or the cached copies of remote ones, into memory.
 
-        Raise InputError if one is missing, changed or not the one that dataset.json describes, or the dataset is empty.
+        Raise InputError if one is missing, changed or not the one that dataset.json describes, or
+        if the dataset is empty.
         """
-
-        def locate(table: TableInfo) -> Path:
-            url = f"{folder.rstrip('/')}/{table.file}"
-            return (
-                cache.fetch_table(url, table.sha256, table.num_bytes)
-                if is_remote(folder)
-                else Path(url)
-            )
-
-        if is_remote(folder):
-            url = f"{folder.rstrip('/')}/{DATASET_FILE}"
-            store, name = cache.store(url)
-            if (data := store.read(name)) is None:
-                raise InputError(f"{url} does not exist")
-            info = parse_dataset_info(data, url, locate)
-        else:
-            info = read_dataset_info(Path(folder))
+        info, locate = _read_description(folder, cache)
         if not info.num_samples:
             raise InputError(f"{folder} holds no video: see its rejected.jsonl")
-        shards, samples = (open_table(name, info, locate) for name in ("shards", "samples"))
-        first, counts = (
-            shards["first_sample"].astype(np.int64),
-            shards["num_samples"].astype(np.int64),
-        )
-        if not (
-            np.array_equal(first, np.cumsum(counts) - counts)
-            and counts.sum() == len(samples) == info.num_samples
-        ):
+        shards = open_table("shards", info, locate)
+        samples = open_table("samples", info, locate)
+        first = shards["first_sample"].astype(np.int64)
+        counts = shards["num_samples"].astype(np.int64)
+        are_consecutive = np.array_equal(first, np.cumsum(counts) - counts)
+        if not are_consecutive or not counts.sum() == len(samples) == info.num_samples:
             raise InputError(
-                f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of shards and"
-                f" {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
+                f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of"
+                f" shards and {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
             )
         return cls(folder, info, counts, samples, locate)
 
     def locate_shard(self, shard: int) -> str:
+        """Return the path or URL of a shard."""
         return f"{self.folder.rstrip('/')}/{self.info.shards[shard].name}"
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def sample(self, number: int) -> Sample:
-        """Look up a sample; where its row is broken, one that has a `problem` and else harmless values."""
-        row = dict(zip(SAMPLE.names or (), self.rows[number].item(), strict=True))
-        end = int(self.rows["name"][number + 1]) if number + 1 < len(self) else len(self._names)
-        line = self._names[row["name"] : min(end, row["name"] + MAX_NAME)].tobytes()
+    def sample(self, index: int) -> Sample:
+        """Read a sample. If its row is broken, the sample has a `problem` and harmless values."""
+        row = dict(zip(SAMPLE.names or (), self.rows[index].item(), strict=True))
         try:
-            names = parse_line(line, NameLine)
-            problem = self._find_problem(number, row, names.labels)
+            names = parse_line(self._read_name(index, row["name"]), NameLine)
+            problem = self._find_problem(index, row, names.labels)
         except (ValueError, RecursionError):
-            names = NameLine(
-                f"sample-{number}", f"sample {number}, whose name cannot be read", None, "", 0.0, {}
-            )
+            source = f"sample {index}, whose name cannot be read"
+            names = NameLine(f"sample-{index}", source, None, "", 0.0, {})
             problem = "its line of the table of names cannot be read"
         if problem:
-            stride = (self.info.frame_strides or [1])[0]
-            return Sample(
-                names.key, "", "", 1, 1.0, stride, 64, 64, None, names.source, "", problem=problem
-            )
-        labels = (
-            None if names.labels is None else tuple(self.label_ids[label] for label in names.labels)
-        )
+            return self._make_bad_sample(names, problem)
+        labels = names.labels
+        if labels is not None:
+            labels = tuple(self.label_ids[label] for label in labels)
         return Sample(
             container=self.info.containers[row["container"]],
             codec=self._codecs[row["codec"]],
@@ -153,8 +130,35 @@ class Tables:
             **names._replace(labels=labels)._asdict(),
         )
 
+    def _read_name(self, index: int, start: int) -> bytes:
+        """Read the line of a sample in the table of names."""
+        end = len(self._names)
+        if index + 1 < len(self):
+            end = int(self.rows["name"][index + 1])
+        return self._names[start : min(end, start + MAX_NAME_BYTES)].tobytes()
+
+    def _make_bad_sample(self, names: NameLine, problem: str) -> Sample:
+        """Return a sample that cannot be read, but planned and cropped like any other."""
+        stride = 1
+        if self.info.frame_strides:
+            stride = self.info.frame_strides[0]
+        return Sample(
+            key=names.key,
+            container="",
+            codec="",
+            num_frames=1,
+            fps=1.0,
+            frame_stride=stride,
+            width=64,
+            height=64,
+            labels=None,
+            source=names.source,
+            sha256="",
+            problem=problem,
+        )
+
     def read_labels(self, rows: Int[np.ndarray, " rows"]) -> list[tuple[int, ...]]:
-        """Read the classes of each of some rows, as numbered in the mix."""
+        """Return the class ids in the mix of each of some rows."""
         classes: list[tuple[int, ...]] = []
         for row, label in zip(rows.tolist(), self.column("label", rows).tolist(), strict=True):
             if label == MULTI_LABEL:
@@ -168,55 +172,51 @@ class Tables:
     def column(
         self, name: str, rows: slice | Int[np.ndarray, " rows"]
     ) -> Shaped[np.ndarray, " rows"]:
-        """Copy a column of some rows, with labels of the mix."""
+        """Copy a column of some rows; labels become class ids in the mix."""
         column = self.rows[name][rows]
         if name != "label":
             return column
-        known = (column >= 0) & (
-            column < len(self.label_ids)
-        )  # broken rows are for `sample` to report
-        labels = np.array([*self.label_ids, UNLABELED], column.dtype)[np.where(known, column, -1)]
+        # Labels of broken rows become UNLABELED here; `sample` reports them.
+        is_class = (column >= 0) & (column < len(self.label_ids))
+        ids = np.array([*self.label_ids, UNLABELED], column.dtype)
+        unlabeled = len(ids) - 1
+        labels = ids[np.where(is_class, column, unlabeled)]
         return np.where(column == MULTI_LABEL, MULTI_LABEL, labels)
 
-    def gops(self, number: int) -> GopIndex | None:
-        """Look up the groups of pictures of a sample; None if it can only be read whole."""
-        first, count, size, num_frames = self.rows[["first_gop", "num_gops", "size", "num_frames"]][
-            number
-        ].item()
-        return GopIndex(self._gops[first : first + count], size, num_frames) if count else None
+    def gops(self, index: int) -> GopIndex | None:
+        """Return the GOPs of a sample; None if it can only be read whole."""
+        row = self.rows[["first_gop", "num_gops", "size", "num_frames"]][index]
+        first, count, size, num_frames = row.item()
+        if not count:
+            return None
+        return GopIndex(self._gops[first : first + count], size, num_frames)
 
-    def _find_problem(
-        self, number: int, row: dict[str, Any], labels: tuple[int, ...] | None
-    ) -> str:
-        """Say why a row cannot be used; empty if it can."""
-        info, num_classes = self.info, len(self.info.classes)
-        shard_bytes = info.shards[
-            int(np.searchsorted(self._ends_of_shards, number, side="right"))
-        ].num_bytes
-        if row["codec"] >= len(self._codecs) or row["container"] >= len(info.containers):
+    def _find_problem(self, index: int, row: dict[str, Any], labels: tuple[int, ...] | None) -> str:
+        """Return why a row cannot be used, or an empty string."""
+        if row["codec"] >= len(self._codecs) or row["container"] >= len(self.info.containers):
             return "its row has a codec or a container that the dataset does not have"
-        end, sizes = row["offset"] + row["size"], self._size_ranges[row["codec"]]
-        are_labels = row["label"] == summarize_labels(labels) and all(
-            0 <= x < num_classes for x in labels or ()
-        )
-        checks = [
-            (
-                row["offset"] < end <= shard_bytes,
-                f"the bytes {row['offset']} to {end} of {shard_bytes} in the shard",
-            ),
-            (
-                1 <= row["num_frames"] <= row["size"],
-                f"{row['num_frames']} frames in {row['size']} bytes",
-            ),
-            (0 < row["fps"] < 1e6, f"{row['fps']} frames per second"),  # NaN is not either
-            (sizes.contain(row["width"], row["height"]), f"{row['width']}x{row['height']} pixels"),
-            (row["frame_stride"] in info.frame_strides, f"a frame stride of {row['frame_stride']}"),
-            (
-                are_labels,
-                f"label {row['label']}, its line of names {labels}, and there are {num_classes} classes",
-            ),
-        ]
-        return next((f"its row has {what}" for is_right, what in checks if not is_right), "")
+        shard = int(np.searchsorted(self._ends_of_shards, index, side="right"))
+        shard_bytes = self.info.shards[shard].num_bytes
+        end = row["offset"] + row["size"]
+        if not row["offset"] < end <= shard_bytes:
+            return f"its row has the bytes {row['offset']} to {end} of {shard_bytes} in the shard"
+        if not 1 <= row["num_frames"] <= row["size"]:
+            return f"its row has {row['num_frames']} frames in {row['size']} bytes"
+        # NaN is refused too, as it compares false.
+        if not 0 < row["fps"] < 1e6:
+            return f"its row has {row['fps']} frames per second"
+        if not self._size_ranges[row["codec"]].contains(row["width"], row["height"]):
+            return f"its row has {row['width']}x{row['height']} pixels"
+        if row["frame_stride"] not in self.info.frame_strides:
+            return f"its row has a frame stride of {row['frame_stride']}"
+        num_classes = len(self.info.classes)
+        are_classes = all(0 <= label < num_classes for label in labels or ())
+        if row["label"] != summarize_labels(labels) or not are_classes:
+            return (
+                f"its row has label {row['label']}, its line of names {labels}, and there are"
+                f" {num_classes} classes"
+            )
+        return ""
 
     @cached_property
     def _names(self) -> np.ndarray:
@@ -227,8 +227,26 @@ class Tables:
         return open_table("gops", self.info, self._locate)
 
 
+def _read_description(folder: str, cache: ShardCache) -> tuple[DatasetInfo, Locate]:
+    """Read dataset.json of a folder or URL, and return it with a function that finds its tables."""
+    if not is_remote(folder):
+        path = Path(folder)
+        return read_dataset_info(path), lambda table: path / table.file
+
+    def download(table: TableInfo) -> Path:
+        return cache.fetch_table(f"{root}/{table.file}", table.sha256, table.num_bytes)
+
+    root = folder.rstrip("/")
+    url = f"{root}/{DATASET_FILE}"
+    store, name = cache.store(url)
+    data = store.read(name)
+    if data is None:
+        raise InputError(f"{url} does not exist")
+    return parse_dataset_info(data, url, download), download
+
+
 def summarize_labels(labels: tuple[int, ...] | None) -> int:
-    """Return what the column `label` holds: the label, where there is just one."""
+    """Return what the column `label` holds: the label, if there is exactly one."""
     if labels is None:
         return UNLABELED
     if len(labels) == 1:

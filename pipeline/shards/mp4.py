@@ -1,7 +1,8 @@
 """The boxes of fragmented MP4 that tell where its groups of pictures lie.
 
-A fragment is a box `moof`, which describes frames, and a box `mdat` with their bytes (ISO/IEC 14496-12, 8.8). FFmpeg
-writes one track and one run of frames (`trun`) a fragment; other files are refused.
+A fragment is a box `moof`, which describes frames, and a box `mdat` with their bytes (ISO/IEC
+14496-12, 8.8). FFmpeg writes one track and one run of frames (`trun`) a fragment; other files are
+refused.
 """
 
 import struct
@@ -13,7 +14,8 @@ import numpy as np
 
 from adamae.pipeline.shards.arrays import Buffer
 
-# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that announce them.
+# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that
+# announce them.
 NOT_A_KEY_FRAME = 0x10000
 DEFAULT_DURATION, DEFAULT_SIZE, DEFAULT_FLAGS = 0x8, 0x10, 0x20
 TFHD = {0x1: "Q", 0x2: "I", DEFAULT_DURATION: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
@@ -22,7 +24,8 @@ TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
 DURATION, SIZE, FLAGS, COMPOSITION_OFFSET = 0x100, 0x200, 0x400, 0x800
 # The fields of each frame in trun, behind the fields of the whole run.
 OF_EACH_FRAME = (DURATION, SIZE, FLAGS, COMPOSITION_OFFSET)
-# A box begins with its size and its kind, of 32 bits each. FFmpeg writes no box with a 64-bit size inside of moof.
+# A box begins with its size and its kind, of 32 bits each. FFmpeg writes no box with a 64-bit size
+# inside of moof.
 HEADER_BYTES = 8
 
 
@@ -31,12 +34,13 @@ class Fragment(NamedTuple):
 
     start: int
     num_frames: int
-    # One a frame, in the order of presentation; None if frames are shown in another order than they are stored in, or
-    # their sizes do not add up.
+    # The bytes of each frame, in the order of presentation. None if frames are shown in another
+    # order than they are stored in, or their sizes do not add up.
     packets: tuple[slice, ...] | None
     # In the time scale of the video; 0 if the boxes do not tell it.
     duration: int
-    # The content of the box tfdt, which tells when the fragment begins: a version of four bytes, then the time.
+    # Where the content of the box tfdt begins, which tells the fragment's time: a version of four
+    # bytes, then the time.
     time: int | None
 
 
@@ -55,46 +59,46 @@ def read_fragments(data: Buffer) -> Iterator[Fragment]:
     """
     boxes = list(read_boxes(data, 0, len(data)))
     kinds = [box.kind for box in boxes]
-    num_before = kinds.index(b"moof") if b"moof" in kinds else len(boxes)
-    moofs = boxes[num_before::2]
-    mdats = boxes[num_before + 1 :: 2]
-    if b"moov" not in kinds[:num_before] or len(moofs) != len(mdats):
+    num_header_boxes = len(boxes)
+    if b"moof" in kinds:
+        num_header_boxes = kinds.index(b"moof")
+    moofs = boxes[num_header_boxes::2]
+    mdats = boxes[num_header_boxes + 1 :: 2]
+    if b"moov" not in kinds[:num_header_boxes] or len(moofs) != len(mdats):
         raise ValueError("no fragments")
     for moof, mdat in zip(moofs, mdats, strict=True):
         if moof.kind != b"moof" or mdat.kind != b"mdat":
             raise ValueError("not only fragments")
-        (track,) = [
-            box
-            for box in read_boxes(data, moof.start + HEADER_BYTES, moof.end)
-            if box.kind == b"traf"
-        ]
+        children = read_boxes(data, moof.start + HEADER_BYTES, moof.end)
+        (track,) = [box for box in children if box.kind == b"traf"]
         yield _read_track(data, moof, track, mdat.end)
 
 
 def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
     """Read a track's part of a fragment."""
     boxes = list(read_boxes(data, track.start + HEADER_BYTES, track.end))
-    (header,) = [box.start + HEADER_BYTES for box in boxes if box.kind == b"tfhd"]
-    (run,) = [box.start + HEADER_BYTES for box in boxes if box.kind == b"trun"]
-    times = [box.start + HEADER_BYTES for box in boxes if box.kind == b"tfdt"]
+    (header,) = _find_contents(boxes, b"tfhd")
+    (run,) = _find_contents(boxes, b"trun")
+    times = _find_contents(boxes, b"tfdt")
     # Both boxes begin with 8 bits of version and 24 bits that announce fields.
     header_bits, _track = struct.unpack_from(">II", data, header)
     defaults, _ = _read_fields(data, header + 8, header_bits, TFHD)
     run_bits, num_frames = struct.unpack_from(">II", data, run)
     fields, table_start = _read_fields(data, run + 8, run_bits, TRUN)
     first_byte = moof.start + fields.get(DATA_OFFSET, 0)
+    # Checked before the table of frames is read, whose length a broken file may claim.
     if not 0 < num_frames <= mdat_end - first_byte:
         raise ValueError("a fragment without frames, or with fewer bytes than frames")
     columns = [bit for bit in OF_EACH_FRAME if run_bits & bit]
-    table = np.frombuffer(data, ">u4", num_frames * len(columns), table_start).reshape(
-        num_frames, len(columns)
-    )
-    frames = dict(zip(columns, table.T.tolist(), strict=True))
+    table = np.frombuffer(data, ">u4", num_frames * len(columns), table_start)
+    values = table.reshape(num_frames, len(columns)).T.tolist()
+    frames = dict(zip(columns, values, strict=True))
 
-    first_flags = (
-        frames[FLAGS][0] if FLAGS in frames else defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
-    )
-    if fields.get(FIRST_FLAGS, first_flags) & NOT_A_KEY_FRAME:
+    first_flags = defaults.get(DEFAULT_FLAGS, NOT_A_KEY_FRAME)
+    if FLAGS in frames:
+        first_flags = frames[FLAGS][0]
+    first_flags = fields.get(FIRST_FLAGS, first_flags)
+    if first_flags & NOT_A_KEY_FRAME:
         raise ValueError("a fragment does not begin with a key frame")
 
     sizes = frames.get(SIZE, [defaults.get(DEFAULT_SIZE, 0)] * num_frames)
@@ -103,13 +107,19 @@ def _read_track(data: Buffer, moof: Box, track: Box, mdat_end: int) -> Fragment:
     if ends[-1] == mdat_end and min(sizes) > 0 and COMPOSITION_OFFSET not in frames:
         packets = tuple(slice(start, end) for start, end in pairwise(ends))
     durations = frames.get(DURATION, [defaults.get(DEFAULT_DURATION, 0)] * num_frames)
-    return Fragment(moof.start, num_frames, packets, sum(durations), times[0] if times else None)
+    time = times[0] if times else None
+    return Fragment(moof.start, num_frames, packets, sum(durations), time)
+
+
+def _find_contents(boxes: list[Box], kind: bytes) -> list[int]:
+    """Return where the contents of the boxes of a kind begin."""
+    return [box.start + HEADER_BYTES for box in boxes if box.kind == kind]
 
 
 def _read_fields(
     data: Buffer, start: int, bits: int, layout: dict[int, str]
 ) -> tuple[dict[int, int], int]:
-    """Return those fields of `layout` that `bits` announce, by their bits, and the offset behind them."""
+    """Return the fields of `layout` that `bits` announce, by their bits, and the offset behind."""
     fields = [bit for bit in layout if bits & bit]
     types = [layout[bit] for bit in fields]
     form = struct.Struct(">" + "".join(types))
@@ -118,9 +128,10 @@ def _read_fields(
 
 
 def read_boxes(data: Buffer, start: int, end: int) -> Iterator[Box]:
-    """Yield the boxes between two offsets; raise ValueError where they do not fill them."""
+    """Yield the boxes between two offsets; raise ValueError if they do not fill all of it."""
     while start < end:
         size, kind = struct.unpack_from(">I4s", data, start)
+        # A box above 4 GiB, such as a long mdat, has a size of 64 bits behind its kind.
         if size == 1:
             (size,) = struct.unpack_from(">Q", data, start + HEADER_BYTES)
         if size < HEADER_BYTES or start + size > end:

@@ -11,7 +11,9 @@ from adamae.pipeline.planning import crops
 
 sides = st.integers(2, 2000)
 draws = st.lists(
-    st.floats(0, 1, exclude_max=True), min_size=crops.NUMBERS_PER_CROP, max_size=crops.DRAWS
+    st.floats(0, 1, exclude_max=True),
+    min_size=crops.NUMBERS_PER_CROP,
+    max_size=crops.NUMBERS_PER_CROP,
 )
 
 
