@@ -398,14 +398,15 @@ def _weigh_classes(member: Member, exponent: float) -> dict[int, float]:
     Unlabeled samples (UNLABELED) get the lowest weight of all.
     """
     tables = member.tables
-    is_subset = not isinstance(member.samples, range)
+    samples = member.samples
     histogram = tables.info.report.get("class_histogram")
     counts: Mapping[int, int]
-    if histogram and not is_subset:
+    # The histogram is that of all samples. A subset is counted.
+    if histogram and isinstance(samples, range):
         names = zip(tables.label_ids, tables.info.classes, strict=True)
         counts = {label: histogram.get(name, 0) for label, name in names}
     else:
-        rows = member.samples if is_subset else np.arange(len(tables))
+        rows = np.arange(len(tables)) if isinstance(samples, range) else samples
         counts = Counter(chain.from_iterable(tables.read_labels(rows)))
     weights = {label: count**-exponent for label, count in counts.items() if count}
     weights[UNLABELED] = min(weights.values(), default=1.0)

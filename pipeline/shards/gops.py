@@ -70,22 +70,20 @@ class GopIndex:
         # A set, as np.unique takes .4 ms for so few.
         rows = np.array(sorted({0, *row_of_frame.tolist()}))
         run_starts = np.flatnonzero(np.diff(rows) > 1) + 1
-        data = b"".join(self._read(run, offsets, read) for run in np.split(rows, run_starts))
+        runs = np.split(rows, run_starts)
+        data = b"".join(self._read(run, offsets, read) for run in runs)
         num_frames = np.diff(first_frames)[rows]
-        num_frames_before = np.cumsum(num_frames) - num_frames
+        starts_in_slice = np.cumsum(num_frames) - num_frames
         index_in_gop = np.asarray(frames) - first_frames[row_of_frame]
-        numbers = num_frames_before[np.searchsorted(rows, row_of_frame)] + index_in_gop
+        index_in_slice = np.searchsorted(rows, row_of_frame)
+        numbers = starts_in_slice[index_in_slice] + index_in_gop
         return VideoSlice(data, tuple(numbers.tolist()), int(num_frames.sum()), in_groups=True)
 
     def _find_starts(self) -> tuple[Int[np.ndarray, " starts"], Int[np.ndarray, " starts"]]:
         """Return the first byte and the first frame of each row, and the ends of the last one."""
         offsets = np.append(self.rows["offset"].astype(np.int64), self.size)
         first_frames = np.append(self.rows["first_frame"].astype(np.int64), self.num_frames)
-        has_gops = len(self.rows) > 1
-        starts_at_zero = has_gops and offsets[0] == first_frames[0] == first_frames[1] == 0
-        # The header has no frames, but every row has bytes.
-        is_empty = (np.diff(offsets) <= 0).any() or (np.diff(first_frames[1:]) <= 0).any()
-        if not starts_at_zero or is_empty:
+        if len(self.rows) < 2 or not _are_consistent(offsets, first_frames):
             raise VideoError("its rows of the group table are broken")
         return offsets, first_frames
 
@@ -109,6 +107,15 @@ class GopIndex:
                     f"group {row} has changed since the shard was made (its checksum differs)"
                 )
         return data
+
+
+def _are_consistent(offsets: np.ndarray, first_frames: np.ndarray) -> bool:
+    """Return whether there is a header without frames, and whether all GOPs have bytes and frames."""
+    if offsets[0] != 0 or first_frames[0] != 0:
+        return False
+    num_bytes = np.diff(offsets)
+    num_frames = np.diff(first_frames)
+    return bool(num_bytes.min() > 0 and num_frames[0] == 0 and num_frames[1:].min() > 0)
 
 
 def checksum(first_frame: int, data: Buffer) -> int:
