@@ -1,92 +1,115 @@
-"""What cells and objects of a list say: paths, labels, times and segments, whatever they are written as."""
+"""What cells and objects of a list say: paths, labels, times and segments, whatever their form."""
 
 import json
 import math
 import re
 import unicodedata
 from ast import literal_eval
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from adamae.common.errors import InputError
 from adamae.pipeline.videos.segment import Segment
-from adamae.shard_tools.inputs.formats import ENDS, LENGTHS, PAIRS, PATHS, STARTS, is_time, to_key
 from adamae.shard_tools.inputs.location import ParquetCell
+from adamae.shard_tools.inputs.vocabulary import (
+    ENDS,
+    LENGTHS,
+    PAIRS,
+    PATHS,
+    STARTS,
+    is_time,
+    to_key,
+)
 from adamae.shard_tools.temp_table import SURROGATES
 
 MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
+# Whole numbers in one cell: 3, or 0,2,4.
 NUMBERS = re.compile(r"\d+(\s*[;|, ]\s*\d+)*")
-RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")  # between two times
+# What stands between the start and the end of a segment in one cell.
+RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
-SEPARATORS = "|;,"  # of labels
-MAX_WORDS = 4  # of a label among several
-HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # which JSON can name, and no file
-WRAPPERS = {
-    "info",
-    "version",
-    "data",
-    "videos",
-    "annotations",
-    "annotation",
-}  # beside or around a list of objects
-ONE_VIDEO = set(
-    "path filename video videopath videoid videouid vidname vid id".split()
-)  # in an object by no id
-ANNOTATIONS = {
-    "annotations",
-    "annotation",
-}  # which are unfolded with and without times; these with times:
+# What may stand between labels; the first that is in a cell does.
+SEPARATORS = "|;,"
+# Words of a label, where a cell has several; longer texts are captions.
+MAX_WORDS = 4
+# Half of a surrogate pair: JSON can name it, and no file can be called so.
+HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+# Keys beside or around a list of objects.
+WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}
+# Keys of an object that is one video, not several by their ids.
+ONE_VIDEO = set("path filename video videopath videoid videouid vidname vid id".split())
+# Keys of annotations, each of which is a sample, whether it has times or not.
+ANNOTATIONS = {"annotations", "annotation"}
+# Keys of objects which are samples if they have times.
 PARTS = set(
     """
-    segments segment clips clip steps events actions actioninstances narratedactions instances moments intervals labels
-    languagequeries""".split()
+    segments segment clips clip steps events actions actioninstances narratedactions instances
+    moments intervals labels languagequeries""".split()
 )
+# In names of columns whose pairs of numbers are segments.
 TIMES = re.compile(
     "segment|time|span|clip|window|moment|event|interval|shot|action|range|phase|step"
-)  # in names
+)
+# Names of all columns that say where a segment is.
+SEGMENT_COLUMNS = re.compile(f"{STARTS}|{ENDS}|{'|'.join(PAIRS | LENGTHS)}")
 
-Row = Sequence[Any]  # cells: text, or whatever JSON and Parquet hold
+# Cells: text, or whatever JSON and Parquet hold.
+Row = Sequence[Any]
 
 
 class Times(NamedTuple):
     """The columns that say where a segment begins and ends."""
 
     start: int
-    end: int | None  # that of the start, if it holds pairs
-    scale: float = 1  # seconds (or frames) per unit
+    # That of the start, if it holds pairs.
+    end: int | None
+    # Seconds (or frames) per unit.
+    scale: float = 1
     in_frames: bool = False
-    is_length: bool = False  # the second column is one
-    length: float = math.inf  # where there is no end
-    first: int = 0  # number of the first frame
+    # The second column is a length.
+    is_length: bool = False
+    # The length where there is no end.
+    length: float = math.inf
+    # The number of the first frame.
+    first: int = 0
 
 
 def get_cell(row: Row, column: int | None) -> Any:
     """Return a cell; None if the row ends before it, or there is no such column."""
-    return row[column] if column is not None and column < len(row) else None
+    if column is None or column >= len(row):
+        return None
+    return row[column]
 
 
 def to_text(cell: Any) -> str:
     """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
+    if isinstance(cell, (dict, list)):
+        return json.dumps(cell, ensure_ascii=False)
     if not isinstance(cell, str):
-        return json.dumps(cell, ensure_ascii=False) if isinstance(cell, (dict, list)) else str(cell)
+        return str(cell)
     if not SURROGATES.search(cell):
         return cell.strip()
-    # Escaped bytes, or half a pair, which JSON can name.
+    # Surrogates are escaped bytes, which can be had back, or half a pair, which is lost.
     data = cell.encode("utf-8", "replace" if HALF_A_PAIR.search(cell) else "surrogateescape")
     return data.decode("cp1252", "replace").strip()
 
 
 def to_path(cell: Any) -> str:
-    """Return a cell as a path, with the very bytes of the list."""
-    return cell.strip() if isinstance(cell, str) else "" if cell is None else to_text(cell)
+    """Return a cell as a path, with the very bytes of the list; "" if it is missing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell.strip()
+    return to_text(cell)
 
 
 def is_missing(cell: Any) -> bool:
     if isinstance(cell, str):
         return cell.strip().lower() in MISSING
-    return cell is None or isinstance(cell, ParquetCell) or cell != cell  # NaN
+    is_nan = cell != cell
+    return cell is None or isinstance(cell, ParquetCell) or is_nan
 
 
 def parse_time(cell: Any) -> float | None:
@@ -94,7 +117,8 @@ def parse_time(cell: Any) -> float | None:
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
     text = str(cell).strip()
-    if match := CLOCK.fullmatch(text):
+    match = CLOCK.fullmatch(text)
+    if match:
         hours, minutes, seconds = match.groups(default="0")
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds.replace(",", "."))
     with suppress(ValueError):
@@ -103,69 +127,101 @@ def parse_time(cell: Any) -> float | None:
 
 
 def parse_nested(cell: Any) -> Any:
-    """Read the text of a list or an object, as JSON or Python write it; return anything else as it is."""
-    if isinstance(cell, str) and cell[:1] in ("[", "(", "{"):
+    """Read the text of a list or an object, as JSON or Python write it; return others unchanged."""
+    value = cell
+    if isinstance(cell, str) and cell.startswith(("[", "(", "{")):
+        # Tables that Python wrote hold ['a', 'b'], which is no JSON.
         for parse in (json.loads, literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-                cell = parse(cell)
+                value = parse(cell)
                 break
-    return list(cell) if type(cell) in (tuple, set) else cell
+    return list(value) if type(value) in (tuple, set) else value
 
 
 def parse_pair(cell: Any) -> list[Any]:
-    """Return the start and the end of a segment; nothing if a cell does not hold both."""
-    values = (
-        re.split(RANGE, cell.strip())
-        if isinstance(cell, str) and cell[:1] not in "[("
-        else parse_nested(cell)
-    )
-    return (
-        values
-        if isinstance(values, list) and len(values) == 2 and None not in map(parse_time, values)
-        else []
-    )
+    """Return the start and the end of a segment; nothing if a cell does not hold both.
+
+    It is ["00:01", "00:04"] of "00:01 - 00:04", and [1.5, 2] of "[1.5, 2]" or [1.5, 2].
+    """
+    if isinstance(cell, str) and not cell.startswith(("[", "(")):
+        values = re.split(RANGE, cell.strip())
+    else:
+        values = parse_nested(cell)
+    if not isinstance(values, list) or len(values) != 2:
+        return []
+    if any(parse_time(value) is None for value in values):
+        return []
+    return values
 
 
 def read_label(cell: Any) -> str | None:
-    """Return a label as text; None if there is none. pandas makes 1.0 of 1 in columns that lack some."""
+    """Return a label as text; None if there is none."""
     if is_missing(cell):
         return None
     text = to_text(cell)
-    if not text.isascii():  # composed and decomposed letters look alike
+    if not text.isascii():
+        # Composed and decomposed letters look alike.
         text = unicodedata.normalize("NFC", text)
-    return text.partition(".")[0] if WHOLE.fullmatch(text) else text
+    if WHOLE.fullmatch(text):
+        # pandas makes 1.0 of 1 in columns that lack some.
+        text = text.partition(".")[0]
+    return text
 
 
 def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
-    """Return the labels of a cell: one if there is no separator, those of a list or at it otherwise."""
+    """Return the labels of a cell, sorted; None if it is missing.
+
+    `separator` is None where a cell is one label, "" where it is a list, else what stands between
+    the labels.
+    """
     if separator is None or is_missing(cell):
         label = read_label(cell)
         return None if label is None else (label,)
     parts = parse_nested(cell)
     if not isinstance(parts, list):
         parts = str(cell).split(separator) if separator else [str(cell)]
-    parts = [part[0] if isinstance(part, list) and part else part for part in parts]
-    return tuple(sorted({label for label in map(read_label, parts) if label is not None}))
+    labels = set()
+    for part in parts:
+        # Of [class, start, end], the class.
+        label = read_label(part[0] if isinstance(part, list) and part else part)
+        if label is not None:
+            labels.add(label)
+    return tuple(sorted(labels))
 
 
 def find_separator(texts: list[str], is_named: bool) -> str | None:
-    """Return what stands between several labels of a cell, None if there is one; `is_named`: they are called labels.
-    Names of classes hold commas, too: these have a space behind, and the parts are no labels of other rows."""
-    separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
-    if all(map(NUMBERS.fullmatch, texts)):
-        return None if all(map(WHOLE.fullmatch, texts)) else separator or " "
+    """Return what stands between several labels of a cell, None if there is one label.
+
+    `is_named` says that the column is called `labels`. Names of classes hold commas, too: these
+    have a space behind, and the parts are no labels of other rows. So the comma of "run, walk"
+    separates if another row is "run", and that of "dog, barking" does not.
+    """
+    separator = None
+    for mark in SEPARATORS:
+        if any(mark in text for text in texts):
+            separator = mark
+            break
+    if all(NUMBERS.fullmatch(text) for text in texts):
+        if all(WHOLE.fullmatch(text) for text in texts):
+            return None
+        return separator or " "
     if is_named or separator is None:
         return separator
-    parts = {part.strip() for text in texts for part in text.split(separator)}
-    if max(len(part.split()) for part in parts) > MAX_WORDS:  # of captions
+    parts: set[str] = set()
+    for text in texts:
+        parts.update(part.strip() for part in text.split(separator))
+    if any(len(part.split()) > MAX_WORDS for part in parts):
         return None
-    is_clear = separator != "," or not any(", " in text for text in texts)
-    return separator if is_clear or parts <= {*texts} else None
+    may_be_in_names = separator == "," and any(", " in text for text in texts)
+    if may_be_in_names and not parts <= set(texts):
+        return None
+    return separator
 
 
 def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
-    """Return the segment of a row, None if it is the whole video, and why it is none."""
-    first, last = get_cell(row, times.start), get_cell(row, times.end)
+    """Return the segment of a row, None if it is the whole video, and the problem if it has one."""
+    first = get_cell(row, times.start)
+    last = get_cell(row, times.end)
     if times.start == times.end and not is_missing(first):
         first, last = parse_pair(first) or (first, "")
     if is_missing(first) and is_missing(last):
@@ -174,130 +230,163 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
     end = math.inf if is_missing(last) else parse_time(last)
     if start is None or end is None:
         return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
-    start = (start - times.first if start >= times.first else start) * times.scale
-    # -1: to the end, as VideoMAEv2 writes.
-    end = (
-        start + times.length
-        if end in (-1, math.inf)
-        else end * times.scale + (start if times.is_length else 0)
-    )
-    return (None if (start, end) == (0, math.inf) else Segment(start, end, times.in_frames)), None
+    if start >= times.first:
+        start -= times.first
+    start *= times.scale
+    # VideoMAEv2 writes -1 for a segment up to the end.
+    if end in (-1, math.inf):
+        end = start + times.length
+    else:
+        end *= times.scale
+        if times.is_length:
+            end += start
+    if (start, end) == (0, math.inf):
+        return None, None
+    return Segment(start, end, times.in_frames), None
 
 
 def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
-    """Return the cells of some columns as a JSON object, "" if all are missing."""
-    cells = {names[n]: row[n] for n in columns if n < len(row) and not is_missing(row[n])}
-    values = {
-        name: to_text(cell) if isinstance(cell, str) else cell for name, cell in cells.items()
-    }
-    return json.dumps(values, ensure_ascii=False, default=str) if values else ""
+    """Return the cells of some columns as a JSON object by name, "" if all are missing."""
+    fields = {}
+    for column in columns:
+        cell = row[column] if column < len(row) else None
+        if not is_missing(cell):
+            fields[names[column]] = to_text(cell) if isinstance(cell, str) else cell
+    if not fields:
+        return ""
+    return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def list_records(value: Any, where: str) -> list[Any]:
-    """Return the entries of a list, of an object by id, or of what either is wrapped in."""
+    """Return the entries of a list, of an object by id, or of what either is wrapped in.
+
+    {"version": "1", "videos": [a, b]} has a and b, {"x": {"label": 0}} has {"id": "x", "label": 0},
+    and {"x": [0, 1]} has ["x", 0] and ["x", 1]. Raise InputError if an object holds several lists.
+    """
     if isinstance(value, list):
         return value
     if any(to_key(name) in ONE_VIDEO and isinstance(entry, str) for name, entry in value.items()):
         return [value]
-    if isinstance(value.get("database"), dict):  # ActivityNet's, HACS', THUMOS', COIN's
-        value = value["database"]
-    tables = [key for key, entries in value.items() if _are_objects(entries)]
-    if tables and {*value} & WRAPPERS:
+    # ActivityNet's, HACS', THUMOS', COIN's
+    database = value.get("database")
+    if isinstance(database, dict):
+        value = database
+    tables = [name for name, entries in value.items() if _are_objects(entries)]
+    if tables and not WRAPPERS.isdisjoint(value):
         if len(tables) > 1:
-            raise InputError(
-                f"{where} holds several lists ({', '.join(tables)}): give one in a file of its own"
-            )
+            what = f"{where} holds several lists ({', '.join(tables)})"
+            raise InputError(f"{what}: give one in a file of its own")
         return list_records(value[tables[0]], where)
-    items = (
-        (key, item)
-        for key, entry in value.items()
-        for item in (entry if isinstance(entry, list) else [entry])
-    )
-    return [
-        {"key" if "id" in item else "id": key, **item} if isinstance(item, dict) else [key, item]
-        for key, item in items
-    ]
+    records: list[Any] = []
+    for key, entries in value.items():
+        for entry in entries if isinstance(entries, list) else [entries]:
+            if isinstance(entry, dict):
+                records.append({"key" if "id" in entry else "id": key, **entry})
+            else:
+                records.append([key, entry])
+    return records
 
 
 def unfold(record: Any) -> list[Any]:
-    """Return an object once per annotation in it, or segment of parallel lists; anything else, or with none, itself."""
-    cells = (
-        {name: parse_nested(cell) for name, cell in record.items()}
-        if isinstance(record, dict)
-        else {}
-    )
-    for name, cell in cells.items():
-        entries = [cell] if isinstance(cell, dict) and name in ANNOTATIONS else cell
-        if _are_objects(entries) and (
-            name in ANNOTATIONS or (to_key(name) in PARTS and any(map(has_times, entries)))
-        ):
-            outer = {key: value for key, value in record.items() if key != name}
-            return [part for entry in entries for part in unfold(_join(outer, name, entry))]
-    lengths = {len(cell) for name, cell in cells.items() if _are_times(to_key(name), cell)}
+    """Return an object once per annotation in it, or per segment of its lists, else itself.
+
+    {"id": "v", "annotations": [{"label": 0}, {"label": 1}]} becomes {"id": "v", "label": 0} and
+    {"id": "v", "label": 1}. {"id": "v", "start": [1, 3], "end": [2, 4]} becomes {"id": "v",
+    "start": 1, "end": 2} and {"id": "v", "start": 3, "end": 4}.
+    """
+    if not isinstance(record, dict):
+        return [record]
+    values = {name: parse_nested(cell) for name, cell in record.items()}
+    for name, value in values.items():
+        entries = [value] if isinstance(value, dict) and name in ANNOTATIONS else value
+        if _are_annotations(name, entries):
+            outer = {key: cell for key, cell in record.items() if key != name}
+            parts = []
+            for entry in entries:
+                parts.extend(unfold(_join(outer, name, entry)))
+            return parts
+    # ActivityNet Captions, HowTo100M and Panda-70M have lists of segments, sentences, ….
+    lengths = {len(value) for name, value in values.items() if _are_times(to_key(name), value)}
     if len(lengths) != 1:
         return [record]
     length = lengths.pop()
-    parallel = {
-        name: cell for name, cell in cells.items() if isinstance(cell, list) and len(cell) == length
-    }
-    # ActivityNet Captions, Panda-70M
-    return [
-        {**record, **{name: cell[number] for name, cell in parallel.items()}}
-        for number in range(length)
-    ]
+    segments = [dict(record) for _ in range(length)]
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == length:
+            for segment, part in zip(segments, value, strict=True):
+                segment[name] = part
+    return segments
 
 
 def _join(outer: dict[str, Any], name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of a part of a video: its own times and labels, but the video's id."""
-    own = {
-        f"{name} {key}" if key in outer and to_key(key) in PATHS else key: value
-        for key, value in entry.items()
-    }
-    times = f"{STARTS}|{ENDS}|{'|'.join(PAIRS | LENGTHS)}" if has_times(entry) else "-"
-    others = {
-        f"video's {key}" if key in own or re.fullmatch(times, to_key(key)) else key: outer[key]
-        for key in outer
-    }
-    return others | own
+    """Return what is said of a part of a video: its own times and labels, but the video's id.
+
+    Of {"id": "v", "duration": 9}, and {"id": 3, "segment": [1, 2]} in its "steps", this is
+    {"id": "v", "video's duration": 9, "steps id": 3, "segment": [1, 2]}.
+    """
+    own = {}
+    for key, value in entry.items():
+        is_other_id = key in outer and to_key(key) in PATHS
+        own[f"{name} {key}" if is_other_id else key] = value
+    joined = {}
+    has_own_times = has_times(entry)
+    for key, value in outer.items():
+        is_replaced = has_own_times and SEGMENT_COLUMNS.fullmatch(to_key(key))
+        joined[f"video's {key}" if key in own or is_replaced else key] = value
+    return joined | own
 
 
-def has_times(entry: dict[str, Any]) -> bool:
-    """Whether an object says where a segment is, itself or in a list of objects."""
-    return any(
-        (re.fullmatch(STARTS, to_key(name)) and parse_time(value) is not None)
-        or (to_key(name) in PAIRS and (parse_pair(value) or _are_times(to_key(name), value)))
-        or (_are_objects(value) and any(map(has_times, value)))
-        for name, value in entry.items()
-    )
+def has_times(entry: Mapping[str, Any]) -> bool:
+    """Return whether an object says where a segment is, itself or in a list of objects."""
+    for name, value in entry.items():
+        key = to_key(name)
+        if re.fullmatch(STARTS, key) and parse_time(value) is not None:
+            return True
+        if key in PAIRS and (parse_pair(value) or _are_times(key, value)):
+            return True
+        if _are_objects(value) and any(has_times(part) for part in value):
+            return True
+    return False
 
 
 def holds_segments(name: str, cell: Any) -> bool:
-    """Whether a cell says where segments are, inside of lists or objects."""
-    cell = parse_nested(cell)
-    if isinstance(cell, dict):
-        return has_times(cell) or any(holds_segments(key, value) for key, value in cell.items())
-    if _are_objects(cell) and to_key(name) in PAIRS:
+    """Return whether a cell says where segments are, inside of lists or objects."""
+    value = parse_nested(cell)
+    key = to_key(name)
+    if isinstance(value, dict):
+        if has_times(value):
+            return True
+        return any(holds_segments(inner_name, inner) for inner_name, inner in value.items())
+    if parse_pair(value):
+        return key in PAIRS
+    if _are_objects(value) and key in PAIRS:
         return True
-    if parse_pair(cell) or not isinstance(cell, list):
-        return bool(parse_pair(cell)) and to_key(name) in PAIRS
-    if cell and all(map(parse_pair, cell)):
-        return TIMES.search(to_key(name)) is not None
-    return any(holds_segments(name, value) for value in cell if isinstance(value, (list, dict)))
+    if not isinstance(value, list):
+        return False
+    if value and all(parse_pair(part) for part in value):
+        return TIMES.search(key) is not None
+    return any(holds_segments(name, part) for part in value if isinstance(part, (list, dict)))
 
 
 def _are_objects(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(entry, dict) for entry in value)
+
+
+def _are_annotations(name: str, value: Any) -> bool:
+    """Return whether the objects of a list are samples of their own."""
+    if not _are_objects(value):
+        return False
+    if name in ANNOTATIONS:
+        return True
+    return to_key(name) in PARTS and any(has_times(entry) for entry in value)
 
 
 def _are_times(key: str, value: Any) -> bool:
-    """Whether a list holds segments, or the starts or the ends of some, by its name."""
+    """Return whether a list holds segments, or the starts or the ends of some, by its name."""
+    if not isinstance(value, list) or not value:
+        return False
     if key in PAIRS:
-        return isinstance(value, list) and bool(value) and all(map(parse_pair, value))
-    return (
-        is_time(key)
-        and isinstance(value, list)
-        and bool(value)
-        and None not in map(parse_time, value)
-    )
+        return all(parse_pair(part) for part in value)
+    return is_time(key) and all(parse_time(part) is not None for part in value)

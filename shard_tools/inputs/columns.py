@@ -1,350 +1,431 @@
-"""Which column of a list is what: as the options say, as its format says, or else as names and contents show."""
+"""Find what each column of a list is: as the options say, its format, or its name and contents."""
 
 import math
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 from adamae.common.errors import InputError
 from adamae.common.logging import printable
-from adamae.shard_tools.inputs import cells, formats
-from adamae.shard_tools.inputs.cells import Row, Times, get_cell, parse_time, to_path, to_text
+from adamae.shard_tools.inputs import cells, formats, vocabulary
+from adamae.shard_tools.inputs.cells import Row, Times, parse_time, to_path, to_text
+from adamae.shard_tools.inputs.column import Column
 from adamae.shard_tools.inputs.files import Finder
 from adamae.shard_tools.inputs.folders import GROUPS
-from adamae.shard_tools.inputs.formats import Format, get_unit, to_key
+from adamae.shard_tools.inputs.formats import Format
 from adamae.shard_tools.inputs.item import FOLDER, NONE, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
 from adamae.shard_tools.inputs.table_reader import Table
+from adamae.shard_tools.inputs.vocabulary import get_unit, to_key
 
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
 GIVE_TIMES = "give --start-column and --end-column, or --start-column none"
-PATTERNS = {
-    "path": ".*",
-    "youtubeid": r"[\w-]{11}",
-    "thumos": r"video_(validation|test)_\d{7}",
-}  # of names of videos
-LIST = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
+# The text of a list or an object.
+NESTED = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
+# Columns that a message names.
+NUM_NAMED = 30
 
 
-class Column:
-    """What the sampled rows have in one column, but cells that are missing."""
-
-    def __init__(self, number: int, name: str, role: str, sample: list[Row]) -> None:
-        self.number, self.name = number, name
-        self.role = role  # its name by the vocabulary
-        self.cells = [cell for row in sample if not cells.is_missing(cell := get_cell(row, number))]
-        self.texts = [to_text(cell) for cell in self.cells]
-        self.is_number = bool(self.cells) and all(
-            parse_time(cell) is not None for cell in self.cells
-        )
-
-    @cached_property
-    def whole(self) -> list[float]:
-        """Its numbers, if all are whole."""
-        return [*map(float, self.texts)] if all(map(cells.WHOLE.fullmatch, self.texts)) else []
-
-
+@dataclass(frozen=True)
 class Columns:
-    """The columns of a list, by their numbers from 0: those that options name, then those that are called by the
-    vocabulary, or by the format. Raises InputError with the first row where they are not clear."""
+    """Which column of a list is what, by numbers from 0; None where there is none."""
+
+    names: list[str]
+    format: Format
+    path: int
+    label: int | None
+    times: Times | None
+    subset: int | None
+    # Says which rows are left out, by Format.left_out.
+    sign: int | None
+    # All others that have a name: they are kept with each sample.
+    fields: list[int]
+    # What stands between labels of a cell; "": cells are lists; None: a cell is one label.
+    separator: str | None
+    # The folder of a file is its label.
+    label_is_folder: bool
+    # The label of all rows, by the name of the list.
+    constant_label: str | None
+
+
+def find_columns(table: Table, options: ListOptions, finder: Finder) -> Columns:
+    """Find what the columns of a list are.
+
+    Columns that options name come first, then those that the format of the list names, then those
+    that are called as in the vocabulary. Raise InputError, with the first row, where they are not
+    clear.
+    """
+    return _Search(table, options, finder).find()
+
+
+class _Search:
+    """The search for the columns of one list.
+
+    A column is what the first step that asks for it makes of it: `_used` holds the numbers of those
+    that were found, and `_free` are the others.
+    """
 
     def __init__(self, table: Table, options: ListOptions, finder: Finder) -> None:
-        self.table, self.options, self.finder = table, options, finder
+        self.table = table
+        self.options = options
+        self.finder = finder
         width = len(table.columns) if table.columns else max(map(len, table.sample))
         if not width:
             raise InputError(f"{table.where} ({table.form}) has no columns")
-        self.names = (
-            [*map(str, table.columns)]
-            if table.columns
-            else [f"column {n}" for n in range(1, width + 1)]
-        )
-        keys = [to_key(name) if table.columns else "" for name in self.names]
-        self.format = next(
-            (entry for entry in formats.FORMATS if entry.matches(keys)), formats.BY_NAME
-        )
+        if table.columns:
+            self.names = [str(name) for name in table.columns]
+            keys = [to_key(name) for name in self.names]
+        else:
+            self.names = [f"column {number}" for number in range(1, width + 1)]
+            keys = [""] * width
+        self.format = formats.BY_NAME
+        for entry in formats.FORMATS:
+            if entry.matches(keys):
+                self.format = entry
+                break
         roles = dict(self.format.list_columns())
         self.columns = [
-            Column(n, name, roles.get(key, key), table.sample)
-            for n, (name, key) in enumerate(zip(self.names, keys, strict=True))
+            Column(number, name, roles.get(key, key), table.sample)
+            for number, (name, key) in enumerate(zip(self.names, keys, strict=True))
         ]
-        self.label_is_folder = options.label == FOLDER and FOLDER not in self.names
-        self.path_column = self._find_path()
-        self.path = self.path_column.number
-        label = None if self.label_is_folder else self._resolve("label")
-        self.times = self._resolve_times()
-        self._used = {self.path, label and label.number, *(self.times or ())[:2]}
-        if not table.columns:
+        self._used: set[int] = set()
+        self.path = self._find_path()
+        self._use(self.path)
+
+    def find(self) -> Columns:
+        options = self.options
+        label_is_folder = options.label == FOLDER and FOLDER not in self.names
+        label = None if label_is_folder else self._resolve("label", options.label)
+        self._use(label)
+        times = self._resolve_times()
+        self._use_times(times)
+        if not self.table.columns:
             self.format = self._find_layout()
         if self.format.error:
             raise self.error(self.format.error, self.format.fix)
-        if not (options.start or options.end):
-            self.times = self._find_times()
-            self._used.update((self.times or ())[:2])
-        self.subset = self._take(formats.SUBSETS)
-        self.sign = self._take(["sign"] if self.format.left_out else [])  # which rows are left out
-        if label is None and not (self.label_is_folder or options.unlabeled):
+        if not options.start and not options.end:
+            times = self._find_times()
+            self._use_times(times)
+        subset = self._take(vocabulary.SUBSETS)
+        sign = self._take(["sign"]) if self.format.left_out else None
+        if label is None and not label_is_folder and not options.unlabeled:
             label = self._find_label()
-        self.label = label.number if label else None
-        used = {self.path, self.label, *(self.times or ())[:2]}
-        self.fields = [
-            n for n, name in enumerate(self.names) if name and n not in used
-        ]  # kept as they are
+            self._use(label)
         if options.start is None:
-            self._require_no_segments()
-        # Of several labels a cell; "": lists; None: one label.
-        self.separator = self._find_separator(label) if label else None
-        match = re.fullmatch(self.format.list_name, table.where)
-        self.constant_label = match[1] if match and match.re.groups else None
+            self._require_no_segments(times)
+        label_number = label.number if label else None
+        assigned = {self.path.number, label_number}
+        if times:
+            assigned.update((times.start, times.end))
+        fields = [n for n, name in enumerate(self.names) if name and n not in assigned]
+        match = re.fullmatch(self.format.list_name, self.table.where)
+        return Columns(
+            names=self.names,
+            format=self.format,
+            path=self.path.number,
+            label=label_number,
+            times=times,
+            subset=subset,
+            sign=sign,
+            fields=fields,
+            separator=self._find_separator(label) if label else None,
+            label_is_folder=label_is_folder,
+            constant_label=match[1] if match and match.re.groups else None,
+        )
 
     def error(self, what: str, fix: str) -> InputError:
-        columns = ", ".join(map(printable, self.names[:30]))
-        example = f" (the first row: {printable(', '.join(map(to_text, self.table.sample[0])))})"
-        return InputError(
-            f"{self.table.where} ({self.table.form}): {what}; its columns are {columns}{example}: {fix}"
-        )
+        """Return an error about the list, with its columns and its first row."""
+        table = self.table
+        names = ", ".join(printable(name) for name in self.names[:NUM_NAMED])
+        row = printable(", ".join(to_text(cell) for cell in table.sample[0]))
+        columns = f"its columns are {names} (the first row: {row})"
+        return InputError(f"{table.where} ({table.form}): {what}; {columns}: {fix}")
+
+    def _use(self, column: Column | None) -> None:
+        if column is not None:
+            self._used.add(column.number)
+
+    def _use_times(self, times: Times | None) -> None:
+        if times is not None:
+            self._used.add(times.start)
+            if times.end is not None:
+                self._used.add(times.end)
 
     @property
-    def free(self) -> list[Column]:
+    def _free(self) -> list[Column]:
+        """The columns that are nothing yet."""
         return [column for column in self.columns if column.number not in self._used]
 
-    def _take(self, roles: Collection[str]) -> int | None:
-        """Use up a column that is called so."""
-        number = next((column.number for column in self.free if column.role in roles), None)
-        self._used.add(number)
-        return number
-
-    def _resolve(self, role: str) -> Column | None:
-        """Return the column that an option names, by its name or its number from 1; None if it is not given."""
-        option = getattr(self.options, role)
-        if option is None:
-            return None
-        for name in filter(None, (option, to_key(option))):
-            for column in self.columns:
-                if column.name == name:
-                    return column
-            for column in self.columns:
-                if column.role == name:
-                    return column
-            for column in self.columns:
-                if str(column.number + 1) == name:
-                    return column
-        raise self.error(
-            f"there is no column {option}", f"give --{role}-column one of them, or a number from 1"
-        )
-
-    def _resolve_times(self) -> Times | None:
-        if NONE in (self.options.start, self.options.end):
-            return None
-        start, end = self._resolve("start"), self._resolve("end")
-        if start and end:
-            return Times(
-                start.number,
-                end.number,
-                *get_unit(start.role),
-                is_length=end.role in formats.LENGTHS,
-            )
-        if start or end:
-            raise self.error(
-                "a segment has a start and an end", "give both --start-column and --end-column"
-            )
+    def _find_free(self, roles: Collection[str]) -> Column | None:
+        """Return the first column that is nothing yet and is called so."""
+        for column in self._free:
+            if column.role in roles:
+                return column
         return None
 
+    def _take(self, roles: Collection[str]) -> int | None:
+        column = self._find_free(roles)
+        self._use(column)
+        return column.number if column else None
+
+    def _resolve(self, role: str, option: str | None) -> Column | None:
+        """Return the column that an option names, by its name or its number from 1.
+
+        None if the option is not given. Raise InputError if there is no such column.
+        """
+        if option is None:
+            return None
+        # As it is written first: two names may differ in case alone.
+        for name in filter(None, (option, to_key(option))):
+            for attribute in ("name", "role", "option_number"):
+                for column in self.columns:
+                    if getattr(column, attribute) == name:
+                        return column
+        fix = f"give --{role}-column one of them, or a number from 1"
+        raise self.error(f"there is no column {option}", fix)
+
+    def _resolve_times(self) -> Times | None:
+        options = self.options
+        if NONE in (options.start, options.end):
+            return None
+        start = self._resolve("start", options.start)
+        end = self._resolve("end", options.end)
+        if start is None and end is None:
+            return None
+        if start is None or end is None:
+            fix = "give both --start-column and --end-column"
+            raise self.error("a segment has a start and an end", fix)
+        scale, in_frames = get_unit(start.role)
+        is_length = end.role in vocabulary.LENGTHS
+        return Times(start.number, end.number, scale, in_frames, is_length)
+
     def _find_path(self) -> Column:
-        """Find the column of paths: the one whose cells are files, or videos, or that is called so."""
-        videos = [
-            self.columns[n]
-            for n, cell in enumerate(self.table.sample[0])
-            if isinstance(cell, ParquetCell)
-        ]
+        """Find the column of paths: its cells are files or videos, or it is called so."""
+        first_row = enumerate(self.table.sample[0])
+        videos = [self.columns[n] for n, cell in first_row if isinstance(cell, ParquetCell)]
         if len(videos) > 1 and not self.options.path:
-            raise self.error(f"{list_names(videos)} may each be the video", "give --path-column")
+            raise self.error(f"{_list_names(videos)} may each be the video", "give --path-column")
         if self.options.path or not self.table.columns or self.table.num_found:
-            return self._resolve("path") or self.columns[self.table.column]
-        if named := [
-            column for role in formats.PATHS for column in self.columns if column.role == role
-        ]:
-            return named[0]
+            return self._resolve("path", self.options.path) or self.columns[self.table.column]
+        for role in vocabulary.PATHS:
+            for column in self.columns:
+                if column.role == role:
+                    return column
         what = "no column names videos (looked for path, video, file_name, video_id, id, …)"
         raise self.error(what, "give --path-column, --root or --suffix")
 
     def _find_times(self) -> Times | None:
-        """Find a start with its end, or length, or a column of both; in seconds rather than in frames."""
-        starts, ends = self._choose_times(formats.STARTS), self._choose_times(formats.ENDS)
-        if both := sorted(starts.keys() & ends.keys()):
-            return Times(starts[both[0]].number, ends[both[0]].number, *both[0])
-        if not (starts or ends):
-            pairs = (
-                column for column in self.free if column.role in formats.PAIRS and column.cells
-            )
-            return next(
-                (
-                    Times(it.number, it.number)
-                    for it in pairs
-                    if all(map(cells.parse_pair, it.cells))
-                ),
-                None,
-            )
-        length = next(
-            (column.number for column in self.free if column.role in formats.LENGTHS), None
-        )
+        """Find a start with its end, or length, or a column of both.
+
+        Seconds come before frames, which a list often has beside them. Raise InputError if a start
+        or an end is alone.
+        """
+        starts = self._choose_times(vocabulary.STARTS)
+        ends = self._choose_times(vocabulary.ENDS)
+        if not starts and not ends:
+            return self._find_pairs()
+        units = sorted(starts.keys() & ends.keys())
+        if units:
+            scale, in_frames = units[0]
+            return Times(starts[units[0]].number, ends[units[0]].number, scale, in_frames)
+        length = self._find_free(vocabulary.LENGTHS)
         if ends or (length is None and self.format.seconds == math.inf):
-            found = [*starts.values(), *ends.values()][0]
-            raise self.error(f"{found.name} has no {'end' if starts else 'start'}", GIVE_TIMES)
-        (unit, start), *_ = starts.items()
-        folders = self._list_frame_folders() if self.format.is_numbered else []
-        first = int(bool(folders) and all(parse_time(row[start.number]) for row, _ in folders))
+            column = next(iter([*starts.values(), *ends.values()]))
+            missing = "end" if starts else "start"
+            raise self.error(f"{column.name} has no {missing}", GIVE_TIMES)
+        (scale, in_frames), start = next(iter(starts.items()))
         return Times(
-            start.number, length, *unit, is_length=True, length=self.format.seconds, first=first
+            start.number,
+            length.number if length else None,
+            scale,
+            in_frames,
+            is_length=True,
+            length=self.format.seconds,
+            first=self._find_first_frame(start),
         )
 
-    def _choose_times(self, names: str) -> dict[tuple[float, bool], Column]:
-        """Return the column of each unit. Of video_start and clip_start, times of video_id are the former."""
-        found: dict[tuple[float, bool], list[Column]] = {}
-        for column in self.free:
-            if re.fullmatch(names, column.role):
-                found.setdefault(get_unit(column.role), []).append(column)
-        for unit, columns in found.items():
-            found[unit] = columns = [
-                it for it in columns if it.role[:4] == self.path_column.role[:4]
-            ] or columns
-            if len(columns) > 1:
-                raise self.error(
-                    f"{list_names(columns)} may each be the start or the end", GIVE_TIMES
-                )
-        return {unit: columns[0] for unit, columns in found.items()}
+    def _find_pairs(self) -> Times | None:
+        """Find a column whose cells hold the start and the end of a segment."""
+        for column in self._free:
+            is_named = column.role in vocabulary.PAIRS
+            if is_named and column.cells and all(map(cells.parse_pair, column.cells)):
+                return Times(column.number, column.number)
+        return None
 
-    def _require_no_segments(self) -> None:
-        """Raise InputError where a video would be stored as a whole, and a cell of its row has its segments."""
-        for column in self.free:
-            if any(
-                cells.holds_segments("" if self.times else column.role, cell)
-                for cell in column.cells
-            ):
-                what = f"{column.name} holds segments in a form that is not known"
-                fix = "write a row for each, with its start and end, or give --start-column none to take whole videos"
-                raise self.error(what, fix)
+    def _find_first_frame(self, start: Column) -> int:
+        """Return 1 if frames of folders are counted from 1, else 0."""
+        if not self.format.is_numbered or not self._frame_folders:
+            return 0
+        starts = [parse_time(row[start.number]) for row, _ in self._frame_folders]
+        return 1 if all(starts) else 0
+
+    def _choose_times(self, pattern: str) -> dict[tuple[float, bool], Column]:
+        """Return the column of each unit whose name matches; a unit is what get_unit returns.
+
+        Of video_start and clip_start, times of video_id are the former. Raise InputError if several
+        columns have one unit otherwise.
+        """
+        columns_by_unit: dict[tuple[float, bool], list[Column]] = {}
+        for column in self._free:
+            if re.fullmatch(pattern, column.role):
+                columns_by_unit.setdefault(get_unit(column.role), []).append(column)
+        chosen = {}
+        for unit, columns in columns_by_unit.items():
+            # "vide" is enough to tell a video from a clip.
+            prefix = self.path.role[:4]
+            columns = [column for column in columns if column.role[:4] == prefix] or columns
+            if len(columns) > 1:
+                what = f"{_list_names(columns)} may each be the start or the end"
+                raise self.error(what, GIVE_TIMES)
+            chosen[unit] = columns[0]
+        return chosen
+
+    def _require_no_segments(self, times: Times | None) -> None:
+        """Raise InputError where a video would be stored whole, and a cell has its segments."""
+        for column in self._free:
+            # Beside times, other pairs of numbers are no segments.
+            name = "" if times else column.role
+            if any(cells.holds_segments(name, cell) for cell in column.cells):
+                raise self.error(
+                    f"{column.name} holds segments in a form that is not known",
+                    "write a row for each, with its start and end,"
+                    " or give --start-column none to take whole videos",
+                )
 
     def _find_label(self) -> Column | None:
-        named = [column for column in self.free if column.role in formats.LABELS and column.cells]
-        named = [column for column in named if not column.role.endswith(formats.NUMBERS)] or named
-        if len(named) > 1:
-            raise self.error(f"{list_names(named)} may each be the label", GIVE_LABEL)
-        if (
-            not named
-            and self.format is formats.BY_NAME
-            and (unknown := list_names(filter(may_be_label, self.free)))
-        ):
+        """Find the column of labels, rather by names than by numbers.
+
+        Raise InputError if there are several, or none that is called so and one that may be.
+        """
+        columns = [
+            column for column in self._free if column.role in vocabulary.LABELS and column.cells
+        ]
+        columns = [it for it in columns if not it.role.endswith(vocabulary.NUMBERS)] or columns
+        if len(columns) > 1:
+            raise self.error(f"{_list_names(columns)} may each be the label", GIVE_LABEL)
+        if columns:
+            return columns[0]
+        candidates = _list_names(column for column in self._free if column.may_be_label)
+        if candidates and self.format is formats.BY_NAME:
             looked = "looked for label, class, class_name, category, action, target, verb, …"
-            raise self.error(
-                f"no column is known as the label ({looked}), and {unknown} may be", GIVE_LABEL
-            )
-        self._used.update(column.number for column in named)
-        return named[0] if named else None
+            what = f"no column is known as the label ({looked}), and {candidates} may be"
+            raise self.error(what, GIVE_LABEL)
+        return None
 
     def _find_separator(self, label: Column) -> str | None:
-        """Return what stands between the labels of a cell: "" if they are lists, None if there is one label."""
-        lists = [cells.parse_nested(cell) for cell in label.cells]
-        if any(isinstance(cell, dict) for cell in lists):
-            raise self.error(f"{label.name} holds objects, not labels", GIVE_LABEL)
-        if self.options.label is None and label.is_number and not label.whole:
+        """Return what stands between the labels of a cell, as Columns.separator.
+
+        Raise InputError if the cells hold no labels.
+        """
+        is_given = self.options.label is not None
+        if label.is_number and not label.whole_numbers and not is_given:
             raise self.error(f"{label.name} holds fractions, not classes", GIVE_LABEL)
-        if any(isinstance(cell, str) and LIST.fullmatch(cell.strip()) for cell in lists):
-            raise self.error(
-                f"{label.name} holds lists that cannot be read", "write them as [0, 2]"
-            )
-        if found := [labels for labels in lists if isinstance(labels, list)]:
-            are_flags = all(
-                len(labels) == len(found[0]) and all(flag in (0, 1) for flag in labels)
-                for labels in found
-            )
-            if are_flags and any(labels.count(labels[0]) > 1 for labels in found if labels):
-                raise self.error(
-                    f"{label.name} holds a 0 or a 1 per class",
-                    "write the numbers of the classes: [0, 2]",
-                )
+        if self._holds_lists(label):
             return ""
-        separator = cells.find_separator(label.texts, label.role in formats.MULTIPLE)
-        if separator == " " and not self.table.columns:  # mmaction2's
-            if self._list_frame_folders():
-                raise self.error(
-                    "its folders have several labels behind the number of frames",
-                    "give CSV or JSON",
-                )
-            numbers = [[*map(int, text.split())] for text in label.texts]
-            if self.options.label is None and all(
-                len(row) % 2 == 0 and row == sorted({*row}) for row in numbers
-            ):
+        separator = cells.find_separator(label.texts, label.role in vocabulary.MULTIPLE)
+        # mmaction2 writes labels behind each other, and so do lists of UCF-Crime their times.
+        if separator == " " and not self.table.columns:
+            if self._frame_folders:
+                what = "its folders have several labels behind the number of frames"
+                raise self.error(what, "give CSV or JSON")
+            if not is_given and all(_may_be_spans(text) for text in label.texts):
                 what = f"{label.name} may be starts and ends of segments"
                 raise self.error(what, f"write a row for each, or {GIVE_LABEL}")
         return separator
 
+    def _holds_lists(self, label: Column) -> bool:
+        """Return whether cells are lists of labels. Raise InputError if they are other lists."""
+        values = [cells.parse_nested(cell) for cell in label.cells]
+        if any(isinstance(value, dict) for value in values):
+            raise self.error(f"{label.name} holds objects, not labels", GIVE_LABEL)
+        if any(isinstance(value, str) and NESTED.fullmatch(value.strip()) for value in values):
+            what = f"{label.name} holds lists that cannot be read"
+            raise self.error(what, "write them as [0, 2]")
+        lists = [value for value in values if isinstance(value, list)]
+        if _are_flags(lists):
+            what = f"{label.name} holds a 0 or a 1 per class"
+            raise self.error(what, "write the numbers of the classes: [0, 2]")
+        return bool(lists)
+
     def _find_layout(self) -> Format:
-        """Find the format of a list without a header by what its columns hold, which then are called by their roles."""
-        free = [column for column in self.free if column.cells]
-        subset = next(
-            (column for column in free if {text.lower() for text in column.texts} <= GROUPS.keys()),
-            None,
-        )
-        if subset:
-            subset.role = "split"
-            free.remove(subset)
-        left = [column for column in self.columns if column in (self.path_column, *free)]
-        is_asked = self.options.unlabeled or self.options.label
+        """Find the format of a list without a header by what its columns hold.
+
+        Columns get the roles that the format gives them. Raise InputError if there is no such
+        format, and the options do not say what the label is.
+        """
+        unnamed = [column for column in self._free if column.cells]
+        for column in unnamed:
+            if all(text.lower() in GROUPS for text in column.texts):
+                column.role = "split"
+                unnamed.remove(column)
+                break
+        unnamed = [it for it in self.columns if it is self.path or it in unnamed]
+        label_is_given = bool(self.options.unlabeled or self.options.label)
         for entry in formats.WITHOUT_HEADER:
-            kinds, roles = zip(*entry.list_columns(), strict=True)
-            is_called = len(kinds) == len(left) and re.fullmatch(entry.list_name, self.table.where)
-            if is_called and not (entry.error and is_asked) and all(map(self._fits, kinds, left)):
-                for column, role in zip(left, roles, strict=True):
+            if entry.error and label_is_given:
+                continue
+            if self._has_layout(entry, unnamed):
+                for column, (_, role) in zip(unnamed, entry.list_columns(), strict=True):
                     column.role = role
                 return entry
-        if not is_asked:
-            names = list_names(column for column in left if column is not self.path_column)
-            raise self.error(
-                f"it has no header, and which of {names} is the label is not clear", GIVE_LABEL
-            )
+        if not label_is_given:
+            names = _list_names(column for column in unnamed if column is not self.path)
+            what = f"it has no header, and which of {names} is the label is not clear"
+            raise self.error(what, GIVE_LABEL)
         return formats.AS_GIVEN
 
-    def _fits(self, kind: str, column: Column) -> bool:
-        """Whether a column of a list without a header may be what a format says of it."""
-        if (column is self.path_column) != (kind in PATTERNS):
+    def _has_layout(self, entry: Format, columns: list[Column]) -> bool:
+        kinds = [kind for kind, _ in entry.list_columns()]
+        if len(kinds) != len(columns) or not re.fullmatch(entry.list_name, self.table.where):
             return False
-        if kind in PATTERNS:
-            return all(re.fullmatch(PATTERNS[kind], text, re.DOTALL) for text in column.texts)
-        if kind in formats.KINDS:
-            return formats.KINDS[kind](column)
-        rows = [
-            (row, count) for row, count in self._list_frame_folders() if len(row) > column.number
-        ]
-        numbers = [
-            (parse_time(row[column.number - 1]) or 0, parse_time(row[column.number]) or 0, n)
-            for row, n in rows
-        ]
-        fits = (
-            abs(number - count) <= 1 if kind == "num_frames" else start + number <= count + 1
-            for start, number, count in numbers
-        )
-        return bool(rows) and all(fits)
+        pairs = zip(kinds, columns, strict=True)
+        return all(self._fits(formats.KINDS[kind], column) for kind, column in pairs)
 
-    def _list_frame_folders(self) -> list[tuple[Row, int]]:
-        """Return the rows of folders of frames, with the number of these."""
-        rows = (row for row in self.table.sample if len(row) > self.path)
-        counts = ((row, self.finder.count_frames(to_path(row[self.path]))) for row in rows)
-        return [(row, count) for row, count in counts if count]
+    def _fits(self, kind: formats.Kind, column: Column) -> bool:
+        """Return whether a column of a list without a header may be of a kind."""
+        if (column is self.path) != kind.is_path or not kind.fits(column):
+            return False
+        if kind.fits_frames is None:
+            return True
+        rows = [(row, count) for row, count in self._frame_folders if len(row) > column.number]
+        for row, num_frames in rows:
+            previous = parse_time(row[column.number - 1]) or 0
+            number = parse_time(row[column.number]) or 0
+            if not kind.fits_frames(previous, number, num_frames):
+                return False
+        return bool(rows)
+
+    @cached_property
+    def _frame_folders(self) -> list[tuple[Row, int]]:
+        """The sampled rows of folders of frames, with the number of frames."""
+        rows = []
+        for row in self.table.sample:
+            if len(row) > self.path.number:
+                num_frames = self.finder.count_frames(to_path(row[self.path.number]))
+                if num_frames:
+                    rows.append((row, num_frames))
+        return rows
 
 
-def list_names(columns: Iterable[Column]) -> str:
+def _list_names(columns: Iterable[Column]) -> str:
     return ", ".join(column.name for column in columns)
 
 
-def may_be_label(column: Column) -> bool:
-    if (
-        not column.cells
-        or formats.NO_LABEL.search(column.role)
-        or column.role in (*formats.PATHS, "")
-    ):
+def _are_flags(lists: list[list[object]]) -> bool:
+    """Return whether lists hold a 0 or a 1 per class, as [0, 0, 1] and [1, 0, 0], not class ids.
+
+    [0] and [1], or [0, 1], may be ids; no list has one id twice.
+    """
+    if not lists:
         return False
-    is_scalar = all(
-        isinstance(cell, (str, int)) and not isinstance(cell, bool) for cell in column.cells
-    )
-    repeats = len({*column.texts}) < len(column.texts) or len(column.texts) < 10
-    return is_scalar and repeats and (bool(column.whole) or not column.is_number)
+    for labels in lists:
+        if len(labels) != len(lists[0]) or not all(label in (0, 1) for label in labels):
+            return False
+    return any(labels.count(labels[0]) > 1 for labels in lists if labels)
+
+
+def _may_be_spans(text: str) -> bool:
+    """Return whether numbers may be starts and ends: 16 24 30 60, all of them increasing."""
+    numbers = [int(word) for word in text.split()]
+    return len(numbers) % 2 == 0 and numbers == sorted(set(numbers))

@@ -201,7 +201,7 @@ def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str
                 skipped.add(HIDDEN, f"{prefix}{name}/")
             else:
                 visible_folders.append(name)
-        # os.walk enters only the folders that are left in its list.
+        # os.walk descends into what is in its list.
         inner_folders[:] = sorted(visible_folders)
         yield prefix, files
 

@@ -1,81 +1,65 @@
-"""The formats of lists: a new one is one entry here, and one row of HEADS in tests/shard_tools/test_lists.py.
+"""The formats of lists: a new one is an entry here, and a row of HEADS in test_lists.py.
 
-A list is of the first format whose columns it has: of FORMATS, if it has a header (or keys of JSON), else of
-WITHOUT_HEADER. The format says which columns are not called as in the vocabulary; that then says which is what.
+A list is of the first format whose columns it has: of FORMATS, if it has a header (or keys of
+JSON), else of WITHOUT_HEADER. The format says which columns are not called as in the vocabulary;
+that then says which is what.
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
-# Names are compared without case, and without all that is no letter or digit. Of paths, the most telling come first.
-PATHS = """
-    path videopath filepath clippath fullpath relativepath relpath filename videofile file videofilename moviefile
-    video clip videos framedir framesdir framefolder framepath folder directory videoname clipname vidname videoid
-    videouid vidid clipid clipuid vid youtubeid ytid youtube uid id name key contenturl videourl url""".split()
-LABELS = """
-    label labels labelid labelids labelname labelidx labeltext class classes classname classid classidx classindex
-    classlabel category categories categoryname categoryid action actions actionclass actionlabel actionname actionid
-    actionclasses target targets targetid tag tags verb verbclass noun nounclass template gesture gestureid activity
-    activityname event eventlabel emotion y gt positivelabels""".split()
-MULTIPLE = set(
-    "labels labelids classes categories actions actionclasses tags targets positivelabels".split()
-)
-SUBSETS = "split subset set partition usage splits".split()
-UNITS = "(time|timestamp|ts|t|sec|secs|second|seconds|s|ms|msec|frame|frames|fid|idx|index)*"
-STARTS = (
-    f"(t|time|clip|segment|seg|action|frame|video)?(start|begin|onset){UNITS}|from|fromtimestamp"
-)
-ENDS = f"(t|time|clip|segment|seg|action|frame|video)?(end|stop|finish){UNITS}|to|totimestamp"
-NUMBERS = (
-    "id",
-    "idx",
-    "index",
-)  # at the end of names of columns that are the numbers of other labels
-LENGTHS = set("length duration cliplength segmentlength numframes nframes durationseconds".split())
-PAIRS = set(
-    """
-    segment segments timestamp timestamps times ts interval intervals clip clips span spans window windows
-    moment""".split()
-)  # [start, end]
-NO_LABEL = re.compile(  # what else tables say, and nobody means as a class
-    "caption|text|desc|narrat|title|sentence|script|summary|prompt|duration|length|fps|width|height|frame|size|licen|url"
-    "|link|author|date|time|source|sha|md5|hash|index|idx|participant|subject|person|user|iscc|dir|page|quality|format"
-    "|codec|channel|lang|view|count|num|rate|answer|question|conversation|meta|bytes|unnamed|votes|resolution|aspect"
-)
+from adamae.shard_tools.inputs.column import Column
 
 
 class Format(NamedTuple):
-    """A published form of lists: its columns, each `name`, or `name:role` if the vocabulary knows it by another name.
-    Lists with a header have all of these columns, and others. Lists without one have no others, and have them in this
-    order; what each must hold is its name in KINDS, or in Columns._fits."""
+    """A published form of lists.
+
+    `columns` are words, each a name, or `name:role` if the vocabulary knows what it holds by
+    another name. Lists with a header have all of these columns, and others. Lists without one have
+    these in this order, and no others; their names are those of KINDS, which says what each holds.
+    """
 
     name: str
     columns: str
-    list_name: str = ".*"  # a regular expression; its group, if any, is the label of all rows
-    subsets: tuple[tuple[str, str], ...] = ()  # what the values of the column `subset` mean
-    left_out: tuple[str, str] | None = (
-        None  # rows with this value in the column `sign`, and what they are
+    # A regular expression; its group, if it has one, is the label of all rows.
+    list_name: str = ".*"
+    # What the values of the column `subset` mean.
+    subsets: tuple[tuple[str, str], ...] = ()
+    # Rows with this value in the column `sign` are left out, and this is what they are.
+    left_out: tuple[str, str] | None = None
+    # A regular expression for what labels hold and their label map lacks.
+    removed: str = ""
+    # The length of all segments, if no column says it.
+    seconds: float = math.inf
+    # The first frame is 1, where no segment starts at 0.
+    is_numbered: bool = False
+    # The reason why it cannot be read.
+    error: str = ""
+    fix: str = (
+        "write a list of the videos, or of segments in seconds, with their labels"
+        " (path,start,end,label)"
     )
-    removed: str = ""  # a regular expression: what its label map lacks of labels
-    seconds: float = math.inf  # length of all segments, if no column says it
-    is_numbered: bool = False  # the first frame is 1, where no segment starts at 0
-    error: str = ""  # why it cannot be read
-    fix: str = "write a list of the videos, or of segments in seconds, with their labels (path,start,end,label)"
 
     def list_columns(self) -> list[tuple[str, str]]:
         """Return the names of columns with their roles."""
-        return [
-            (word.partition(":")[0], word.partition(":")[2] or word)
-            for word in self.columns.split()
-        ]
+        columns = []
+        for word in self.columns.split():
+            name, _, role = word.partition(":")
+            columns.append((name, role or name))
+        return columns
 
     def matches(self, keys: Sequence[str]) -> bool:
-        return all(any(re.fullmatch(name, key) for key in keys) for name, _ in self.list_columns())
+        """Return whether a header has all of the columns; their names are regular expressions."""
+        return all(_has_column(keys, name) for name, _ in self.list_columns())
 
 
-BOXES = "it names boxes of persons at moments, as AVA's lists do"
+def _has_column(keys: Sequence[str], name: str) -> bool:
+    return any(re.fullmatch(name, key) for key in keys)
+
+
 FORMATS = [
     Format("boxes", "x1|xmin|bbox|box|bboxes|boxes", error="it has boxes"),
     Format("Kinetics", "label youtubeid timestart timeend split"),
@@ -89,19 +73,21 @@ FORMATS = [
     Format("Panda-70M", "videoid timestamp caption desirablefiltering"),
     Format("Charades-STA", "id start end sentence"),
     Format("DiDeMo", "video times numsegments", error="its times count pieces of 5 seconds"),
+    # Labels are templates with their objects filled in, and classes are the templates without [].
     Format("Something-Something V2", "id label:caption template:label", removed=r"[\[\]]"),
     Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
     Format("Diving48", "vidname label startframe endframe"),
-    Format(
-        "Charades", "id script actions", removed=r" +[\d.]+ +[\d.]+$"
-    ),  # when each begins and ends
+    # Behind each action stand the times at which it begins and ends.
+    Format("Charades", "id script actions", removed=r" +[\d.]+ +[\d.]+$"),
     Format("AudioSet", "ytid startseconds endseconds positivelabels"),
     Format("WebVid", "videoid contenturl"),
-    Format(
-        "MSR-VTT", "category videoid starttime:whole endtime:whole"
-    ),  # the files are cut out already
+    # The files are cut out already, so the times of the whole video are of no use.
+    Format("MSR-VTT", "category videoid starttime:whole endtime:whole"),
 ]
+# Of lists with a header that have no published form.
 BY_NAME = Format("columns by their names", "")
+
+BOXES = "it names boxes of persons at moments, as AVA's lists do"
 WITHOUT_HEADER = [
     Format(
         "THUMOS14",
@@ -138,45 +124,55 @@ WITHOUT_HEADER = [
         fix="give --start-column 2 --end-column 3, or --label-column",
     ),
 ]
+# Of lists without a header whose columns the options name.
 AS_GIVEN = Format("columns as given", "")
-KINDS: dict[
-    str, Callable[[Any], bool]
-] = {  # what a column without a header must hold, as columns.Column
-    "label": lambda column: True,
-    "name": lambda column: not column.is_number,
-    "time": lambda column: column.is_number,
-    "fraction": lambda column: column.is_number and not column.whole,
-    "number": lambda column: bool(column.whole),
-    "code": lambda column: bool(column.whole) and {*column.whole} <= {0, 1, 2},
-    "length": lambda column: (
-        bool(column.whole) and all(number == -1 or number > 0 for number in column.whole)
+
+
+class Kind(NamedTuple):
+    """What a column of a list without a header must hold to be what a format says of it."""
+
+    fits: Callable[[Column], bool] = lambda column: True
+    # It is the column of paths, which no other kind is.
+    is_path: bool = False
+    # What must hold of all rows of folders of frames, of which there must be some: of the number in
+    # the column before this one, the number in this one, and the number of frames in the folder.
+    fits_frames: Callable[[float, float, int], bool] | None = None
+
+
+def _are_named(pattern: str, column: Column) -> bool:
+    return all(re.fullmatch(pattern, text, re.DOTALL) for text in column.texts)
+
+
+def _counts_rows(column: Column) -> bool:
+    """Return whether a column holds 0, 1, 2, … or 1, 2, 3, …"""
+    numbers = column.whole_numbers
+    if len(numbers) < 3 or numbers[0] not in (0, 1):
+        return False
+    return numbers == [numbers[0] + row for row in range(len(numbers))]
+
+
+KINDS = {
+    "path": Kind(is_path=True),
+    "youtubeid": Kind(partial(_are_named, r"[\w-]{11}"), is_path=True),
+    "thumos": Kind(partial(_are_named, r"video_(validation|test)_\d{7}"), is_path=True),
+    "label": Kind(),
+    "name": Kind(lambda column: not column.is_number),
+    "time": Kind(lambda column: column.is_number),
+    "fraction": Kind(lambda column: column.is_number and not column.whole_numbers),
+    "number": Kind(lambda column: bool(column.whole_numbers)),
+    "code": Kind(
+        lambda column: bool(column.whole_numbers) and {*column.whole_numbers} <= {0, 1, 2}
     ),
-    "all": lambda column: {*column.whole} == {-1},
-    "start": lambda column: min(column.whole, default=-1) >= 0,
-    "row": lambda column: (
-        len(it := column.whole) > 2
-        and it[0] in (0, 1)
-        and it == [it[0] + n for n in range(len(it))]
+    # -1: up to the end of the video.
+    "length": Kind(
+        lambda column: (
+            bool(column.whole_numbers) and all(it == -1 or it > 0 for it in column.whole_numbers)
+        )
     ),
+    "all": Kind(lambda column: {*column.whole_numbers} == {-1}),
+    "start": Kind(lambda column: min(column.whole_numbers, default=-1) >= 0),
+    "row": Kind(_counts_rows),
+    # Lists were made from frames that another FFmpeg has extracted: their number differs by 1.
+    "num_frames": Kind(fits_frames=lambda _, number, count: abs(number - count) <= 1),
+    "frames_from_start": Kind(fits_frames=lambda start, number, count: start + number <= count + 1),
 }
-
-
-def to_key(name: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())
-
-
-def is_known(name: str) -> bool:
-    """Whether a cell can be the name of a column."""
-    key = to_key(name)
-    return key in (*PATHS, *LABELS, *SUBSETS) or is_time(key)
-
-
-def is_time(key: str) -> bool:
-    return re.fullmatch(f"{STARTS}|{ENDS}", key) is not None
-
-
-def get_unit(key: str) -> tuple[float, bool]:
-    """Return (seconds or frames per unit, whether it is frames) of a column of times."""
-    if "frame" in key or key.endswith(("fid", "idx", "index")):
-        return 1, True
-    return (0.001 if key.endswith(("ms", "msec")) else 1), False

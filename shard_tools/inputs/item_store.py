@@ -52,7 +52,7 @@ IS_NEW = """NOT EXISTS (
     SELECT 1 FROM stored WHERE stored.source = items.source AND stored.segment = items.segment
 )"""
 IS_PLANNED = f"problem IS NULL AND {IS_NEW}"
-# Equal segments of a video get ;2, ;3, … behind them, which distinguishes them.
+# The second of two equal segments of a video gets ;2 behind it, the third ;3.
 NUMBER_SEGMENTS = """
     UPDATE items SET segment = segment || ';' || number FROM (
         SELECT rowid AS id, row_number() OVER (

@@ -1,7 +1,8 @@
-"""Read a list of any common form as rows of cells. What it is follows from its bytes, not from its name.
+"""Read a list of any common form as rows of cells. What it is follows from its bytes.
 
-`csv.Sniffer` finds the separator of 25 of 26 public lists: it knows neither that paths hold spaces, nor which files are
-there. So all ways to split a line are tried here, and the one under which most rows name a video is taken.
+`csv.Sniffer` finds the separator of 25 of 26 public lists: it knows neither that paths hold spaces,
+nor which files are there. So all ways to split a line are tried here, and the one under which most
+rows name a video is taken.
 """
 
 import csv
@@ -20,14 +21,18 @@ from adamae.common.errors import InputError
 from adamae.pipeline.reading.storage import is_remote
 from adamae.shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
 from adamae.shard_tools.inputs.folders import has_video_extension
-from adamae.shard_tools.inputs.formats import is_known
 from adamae.shard_tools.inputs.location import ParquetCell, import_pyarrow
+from adamae.shard_tools.inputs.vocabulary import is_known
 
-MAX_CELL = 2**20  # characters: a quote that is never closed must not swallow the rest of the list
-NUM_BYTES = 2**20  # at the beginning, which show the encoding
+# Characters: a quote that is never closed must not swallow the rest of the list.
+MAX_CELL = 2**20
+# Bytes at the beginning, which show the encoding.
+NUM_BYTES = 2**20
 SAMPLE_ROWS = 1000
-NUM_SCORED = 24  # rows of the sample whose files are looked for
-MAX_WORDS = 9  # of a line that is split at spaces
+# Rows of the sample whose files are looked for.
+NUM_SCORED = 24
+# Words of a line that is split at spaces.
+MAX_WORDS = 9
 SEPARATORS = {
     "\t": "tabs",
     ";": "semicolons",
@@ -45,7 +50,8 @@ COMPRESSED = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
 }
-ENCODINGS = {  # by the first bytes, and by those of a first letter or bracket
+# By byte order marks, or else by the zeros beside a first letter or bracket.
+ENCODINGS = {
     b"\xff\xfe\0\0": "utf-32",
     b"\0\0\xfe\xff": "utf-32",
     b"\xff\xfe": "utf-16",
@@ -55,76 +61,97 @@ ENCODINGS = {  # by the first bytes, and by those of a first letter or bracket
     rb"[ -~]\0[^\0]": "utf-16-le",
     rb"\0[ -~]\0": "utf-16-be",
 }
+# Control characters that no text holds.
+BINARY = set(range(32)) - set(b"\t\n\r\f\x1b\x1c\x1d\x1e")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-VIDEO_TYPES = (
-    None,
-    "Value",
-    "Video",
-)  # of columns, as Hugging Face says; others are pictures and sounds
+JSON_LINES_SUFFIXES = JSON_SUFFIXES[1:]
+# Types that Hugging Face gives columns which may be videos; others are pictures and sounds.
+VIDEO_TYPES = (None, "Value", "Video")
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
-IsFile = Callable[[str], bool]  # whether a cell names a video that is there
+
+# Says whether a cell names a video that is there.
+IsFile = Callable[[str], bool]
 ReadLines = Callable[[], Iterator[str]]
-Split = Callable[
-    [Iterable[str], str], Iterator[list[str]]
-]  # of lines, and where they are, at some separator
+# Splits lines at some separator; the text says where the lines are, for messages.
+Split = Callable[[Iterable[str], str], Iterator[list[str]]]
 
 
 class Table(NamedTuple):
     """A way to read a list, and how well it names videos: the larger, the better."""
 
     where: str
-    form: str  # UTF-8, commas, header
-    columns: list[str] | None  # if they have names
-    read_rows: Callable[[], Iterator[Row]]  # they stream
+    # For messages: UTF-8, commas, header.
+    form: str
+    # The names of the columns, if they have some.
+    columns: list[str] | None
+    # Yields all rows, from the first at each call, without holding them.
+    read_rows: Callable[[], Iterator[Row]]
     sample: list[Row]
-    share: float = 1  # of the sampled rows that have as many cells as most
-    column: int = 0  # the one that names most videos
-    num_found: int = 0  # cells of it that are files
-    num_known: int = 0  # cells of the first row that are names of columns
-    num_similar: int = 0  # cells of the column that look like files
-    num_scored: int = 1  # rows that were looked at
+    # The fraction of the sampled rows that have as many cells as most.
+    fraction: float = 1
+    # The column that names most videos.
+    column: int = 0
+    # Cells of this column that are files.
+    num_found: int = 0
+    # Cells of the first row that are names of columns.
+    num_known: int = 0
+    # Cells of the column that look like files.
+    num_similar: int = 0
+    # Rows that were looked at.
+    num_scored: int = 1
     has_header: bool = False
 
 
 def list_tables(path: Path, where: str) -> list[Table]:
-    """List the ways in which a list may be read. Raise InputError if it is none."""
+    """List the ways in which a list may be read. Raise InputError if there is none."""
     require_uncompressed(path)
     with path.open("rb") as file:
         head = file.read(NUM_BYTES)
     if head.startswith(b"PAR1"):
         return [_read_parquet(path, where)]
-    encoding = next(
-        (encoding for start, encoding in ENCODINGS.items() if re.match(start, head)), "utf-8-sig"
-    )
-    is_binary = (
-        sum(map(head.count, {*range(32)} - {*b"\t\n\r\f\x1b\x1c\x1d\x1e"})) > len(head) // 20 + 1
-    )
-    if is_binary and encoding == "utf-8-sig":
-        raise InputError(f"{where} is binary: {FORMS}")
+    encoding = _find_encoding(head, where)
     read_lines = partial(_read_lines, path, encoding, where)
-    first = next(filter(None, map(str.strip, read_lines())), "")
-    if first[:1] == "<":
+    first = ""
+    for line in read_lines():
+        first = line.strip()
+        if first:
+            break
+    if first.startswith("<"):
         raise InputError(f"{where} is XML or HTML: {FORMS}")
-    if first[:1] in ("[", "{") and (table := _read_json(path, where, read_lines)):
-        return [table]
+    if first.startswith(("[", "{")):
+        table = _read_json(path, where, read_lines)
+        if table is not None:
+            return [table]
     tables = list(_list_splits(read_lines, where, encoding.removesuffix("-sig").upper()))
     if not tables:
         raise InputError(f"{where} is empty")
     return tables
 
 
+def _find_encoding(head: bytes, where: str) -> str:
+    """Return the encoding of a text that begins so. Raise InputError if it is none."""
+    for start, encoding in ENCODINGS.items():
+        if re.match(start, head):
+            return encoding
+    num_binary = sum(head.count(byte) for byte in BINARY)
+    if num_binary > len(head) // 20 + 1:
+        raise InputError(f"{where} is binary: {FORMS}")
+    return "utf-8-sig"
+
+
 def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
-    """Choose the way under which most rows name a video, or else look most like a table, and take off its header."""
-    scored = (_score(table, is_file) for table in tables)
-    table = max(
-        scored, key=lambda table: (table.num_found, table.num_known, table.num_similar, table.share)
-    )
+    """Choose the way under which most rows name a video, or else look most like a table.
+
+    Its header becomes the names of its columns, and lists in its cells become rows.
+    """
+    table = max((_score(table, is_file) for table in tables), key=_rank)
     if table.columns is not None:
         return table
     if not table.has_header:
         return table._replace(form=f"{table.form}, no header")
     columns = [_to_name(cell) for cell in table.sample[0]]
-    # pandas writes an index of rows without a name in front, and numbers as names of columns that had none.
+    # pandas writes an index of rows without a name in front, and numbers as names of columns that
+    # had none.
     num_index_columns = 1 if columns[0] == "" else 0
     numbers = [str(number) for number in range(len(columns) - num_index_columns)]
     is_numbered = columns[num_index_columns:] == numbers
@@ -145,6 +172,10 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     return table._replace(
         form=form, columns=names, read_rows=read_rows, sample=rows, column=table.column - start
     )
+
+
+def _rank(table: Table) -> tuple[int, int, int, float]:
+    return table.num_found, table.num_known, table.num_similar, table.fraction
 
 
 def _score(table: Table, is_file: IsFile) -> Table:
@@ -169,7 +200,8 @@ def _score(table: Table, is_file: IsFile) -> Table:
     num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
     num_other_rows = len(chosen) - 1
     num_other_files = num_found - is_file(path)
-    is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]  # pandas' first row
+    # pandas' first row is ,path,label or 0,1.
+    is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]
     is_number = WHOLE.fullmatch(path) and not is_index
     is_path = is_file(path) or has_video_extension(path) or "/" in path
     all_others_are_files = num_other_rows >= 2 and num_other_files == num_other_rows
@@ -191,7 +223,7 @@ def _to_name(cell: Any) -> str:
 
 
 def require_uncompressed(path: Path) -> None:
-    """Raise InputError if a file that should be a tar or a list is an archive of another kind, or a workbook."""
+    """Raise InputError if a file is a workbook, or an archive that is no plain tar."""
     with path.open("rb") as file:
         head = file.read(2**16)
     is_zipped_workbook = head.startswith(b"PK") and (b"xl/" in head or b"opendocument" in head)
@@ -199,31 +231,34 @@ def require_uncompressed(path: Path) -> None:
         raise InputError(f"{path} is a workbook (Excel or OpenDocument): save its sheet as CSV")
     for magic, name in COMPRESSED.items():
         if head.startswith(magic):
-            raise InputError(
-                f"{path} is compressed ({name}): unpack it, only plain tars and lists are read"
-            )
+            fix = "unpack it, only plain tars and lists are read"
+            raise InputError(f"{path} is compressed ({name}): {fix}")
 
 
 def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
-    # Names of files may hold any byte: those that are not UTF-8 become surrogates, and the same bytes again.
+    # Names of files may hold any byte: those that are not UTF-8 become surrogates, and these the
+    # same bytes again.
     errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
     try:
         with path.open(encoding=encoding, errors=errors, newline="") as file:
             yield from file
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where} is not a text file in {encoding.upper()} ({error.reason})"
-        ) from error
+        what = f"is not a text file in {encoding.upper()} ({error.reason})"
+        raise InputError(f"{where} {what}") from error
 
 
 def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[list[str]]:
+    """Yield the cells of lines, without empty ones at their ends.
+
+    Raise InputError if a quote is not closed.
+    """
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     line_number = 0
     try:
         for row in reader:
             line_number = reader.line_num
-            while row and not row[-1]:  # separators at the end of a line
+            while row and not row[-1]:
                 row.pop()
             if row:
                 yield row
@@ -235,52 +270,85 @@ def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[lis
 def _split_lines(
     split: Callable[[str], list[str]], lines: Iterable[str], where: str
 ) -> Iterator[list[str]]:
-    return ([cell.strip('"') for cell in split(line)] for line in map(str.strip, lines) if line)
+    for line in lines:
+        text = line.strip()
+        if text:
+            yield [cell.strip('"') for cell in split(text)]
 
 
-# Ways to split lines: name, cells (0: two or more), and function. Charades-STA writes: AO8RW 0.0 6.9##a person runs.
-SPLITTERS: list[tuple[str, int, Split]] = [
-    ("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
-    *((name, 0, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
-    ("one path a line", 1, partial(_split_lines, lambda line: [line])),
+def _keep_line(line: str) -> list[str]:
+    return [line]
+
+
+class Splitter(NamedTuple):
+    """A way to split lines, and the cells that it makes of most; None: any number from two on."""
+
+    name: str
+    num_cells: int | None
+    split: Split
+
+
+SPLITTERS = [
+    # Charades-STA writes: AO8RW 0.0 6.9##a person runs.
+    Splitter("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
+    *(Splitter(name, None, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
+    Splitter("one path a line", 1, partial(_split_lines, _keep_line)),
+    # Paths hold spaces, and numbers behind them do not: lines are split from the right.
     *(
-        ("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n)))
+        Splitter("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n)))
         for n in range(1, MAX_WORDS)
     ),
-    ("spaces", 2, partial(_split_lines, methodcaller("split", None, 1))),
+    # Labels hold spaces behind paths that have none.
+    Splitter("spaces", 2, partial(_split_lines, methodcaller("split", None, 1))),
 ]
 
 
 def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[Table]:
-    # Of lines "# …" at the beginning, the last holds the columns (AudioSet).
-    num_skipped = max(
-        0, sum(1 for _ in takewhile(lambda line: line.startswith("# "), read_lines())) - 1
-    )
+    """Yield a table for each way to split the lines that gives most rows as many cells."""
+    num_skipped = _count_remarks(read_lines())
     lines = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     for name, num_cells, split in SPLITTERS:
         rows: list[Row] = []
-        with suppress(InputError):  # reading all rows will say which cannot be split
+        # Rows before one that cannot be split count; reading all will say which it is.
+        with suppress(InputError):
             rows.extend(split(lines, where))
-        width, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-        if 2 * count >= len(rows) > 0 and (width == num_cells or (num_cells == 0 and width > 1)):
-            columns = ["id", "start", "end", "sentence"] if name == "##" else None
+        if not rows:
+            continue
+        ((width, count),) = Counter(len(row) for row in rows).most_common(1)
+        is_expected = width > 1 if num_cells is None else width == num_cells
+        if not is_expected or 2 * count < len(rows):
+            continue
+        columns = ["id", "start", "end", "sentence"] if name == "##" else None
 
-            def read_rows(split: Split = split) -> Iterator[Row]:
-                return split(islice(read_lines(), num_skipped, None), where)
+        def read_rows(split: Split = split) -> Iterator[Row]:
+            return split(islice(read_lines(), num_skipped, None), where)
 
-            yield Table(where, f"{encoding}, {name}", columns, read_rows, rows, count / len(rows))
+        yield Table(where, f"{encoding}, {name}", columns, read_rows, rows, count / len(rows))
+
+
+def _count_remarks(lines: Iterable[str]) -> int:
+    """Return the number of lines "# …" at the beginning, but one: the last holds the columns.
+
+    AudioSet's lists begin with "# Segments csv created …", "# num_ytids=…" and "# YTID, …".
+    """
+    num_remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), lines))
+    return max(0, num_remarks - 1)
 
 
 def _read_json(path: Path, where: str, read_lines: ReadLines) -> Table | None:
-    """Read objects, lists of cells or single names, as JSON or JSON lines; None if it is neither, nor called so."""
+    """Read objects, lists of cells or single names, as JSON or JSON lines.
+
+    None if it is neither, since a list of another form may begin with a bracket. Raise InputError
+    if it is called JSON and is not.
+    """
     lines = list(islice(filter(str.strip, read_lines()), 2))
     with suppress(ValueError, RecursionError):
         json.loads(lines[0])
-        if len(lines) > 1 or path.suffix in JSON_SUFFIXES[1:]:
+        if len(lines) > 1 or path.suffix in JSON_LINES_SUFFIXES:
             return _read_records(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
     try:
         records = list_records(json.loads("".join(read_lines())), where)
-    except (ValueError, RecursionError) as error:  # not JSON, or too deep
+    except (ValueError, RecursionError) as error:
         if path.suffix not in JSON_SUFFIXES:
             return None
         raise InputError(f"{where} is not a list of videos ({error})") from error
@@ -288,7 +356,7 @@ def _read_json(path: Path, where: str, read_lines: ReadLines) -> Table | None:
 
 
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -297,86 +365,129 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path, where: str) -> Table:
-    """Read values, with the names of classes, and where videos are: in binary cells, or in {bytes, path}, as Hugging
-    Face writes."""
+    """Read the values of a Parquet file, with the names of classes, and where its videos are.
+
+    Videos are in binary cells, or in {bytes, path}, as Hugging Face writes: these cells become
+    ParquetCells. Other bytes (pictures, sounds) are not read, and {bytes, path} become the paths.
+    Raise InputError if the file is damaged.
+    """
     parquet = import_pyarrow(where)
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{where} is damaged or no Parquet ({error})") from error
-    schema = file.schema_arrow
-    leaves = [file.schema.column(number) for number in range(len(file.schema))]
-    binary = [
-        it.path
-        for it in leaves
-        if "BYTE_ARRAY" in it.physical_type and it.logical_type.type == "NONE"
-    ]
-    info = json.loads((schema.metadata or {}).get(b"huggingface", "{}")).get("info", {})
-    features = {name: it for name, it in info.get("features", {}).items() if isinstance(it, dict)}
-    kinds = {name: feature.get("_type") for name, feature in features.items()}
-    classes = {
-        name: dict(enumerate(features[name]["names"]))
-        for name in kinds
-        if kinds[name] == "ClassLabel"
-    }
-    packed = {
-        name: leaf for leaf in binary if (name := leaf.removesuffix(".bytes")) in schema.names
-    }
-    filled = [
-        number for number in range(file.num_row_groups) if file.metadata.row_group(number).num_rows
-    ]
-    firsts = {
-        name: ParquetCell(str(path), filled[0], 0, leaf, "")
-        for name, leaf in packed.items()
-        if filled
-    }
-    videos = {
-        name for name, cell in firsts.items() if kinds.get(name) in VIDEO_TYPES and cell.read()
-    }
-    unread = ", ".join(name for name in packed if name not in videos)
+    features = _list_features(file.schema_arrow.metadata or {})
+    classes = _list_classes(features)
+    values, packed = _list_leaves(file)
+    videos = set()
+    for name, leaf in packed.items():
+        may_be_video = features.get(name, {}).get("_type") in VIDEO_TYPES
+        if may_be_video and _has_bytes(file, path, leaf):
+            videos.add(name)
+    form = "Parquet"
+    if len(videos) < len(packed):
+        form += f" without the bytes of {', '.join(name for name in packed if name not in videos)}"
 
     def read_records() -> Iterator[dict[str, Any]]:
-        groups = map(file.metadata.row_group, range(file.num_row_groups))
-        places = (
-            (number, row) for number, group in enumerate(groups) for row in range(group.num_rows)
-        )
-        batches = file.iter_batches(
-            columns=[leaf.path for leaf in leaves if leaf.path not in binary]
-        )
+        batches = file.iter_batches(columns=values)
         records = chain.from_iterable(batch.to_pylist() for batch in batches)
-        for number, ((group, row), record) in enumerate(zip(places, records, strict=True)):
-            record |= {
-                name: names.get(record.get(name)) for name, names in classes.items()
-            }  # -1: none
+        positions = zip(_list_positions(file), records, strict=True)
+        for number, ((group, row), record) in enumerate(positions):
+            for name, names in classes.items():
+                # Hugging Face writes -1 for no class.
+                record[name] = names.get(record.get(name))
             for name, leaf in packed.items():
                 own_path = (record.get(name) or {}).get("path")
-                base = f"{number:06d}-{(own_path or 'video.mp4').rpartition('/')[2]}"
-                video = ParquetCell(str(path.absolute()), group, row, leaf, f"{path.name}/{base}")
-                record[name] = video if name in videos else own_path
+                record[name] = own_path
+                if name in videos:
+                    base = (own_path or "video.mp4").rpartition("/")[2]
+                    source = f"{path.name}/{number:06d}-{base}"
+                    record[name] = ParquetCell(str(path.absolute()), group, row, leaf, source)
             yield record
 
-    return _read_records(
-        where, "Parquet" + f" without the bytes of {unread}" * bool(unread), read_records
-    )
+    return _read_records(where, form, read_records)
+
+
+def _list_features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    """Return what Hugging Face writes into a file about its columns, by their names."""
+    info = json.loads(metadata.get(b"huggingface", "{}")).get("info", {})
+    features = info.get("features", {})
+    # Lists of features are lists, and hold no videos.
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+
+
+def _list_classes(features: dict[str, dict[str, Any]]) -> dict[str, dict[int, str]]:
+    """Return the names of classes by id, for each column that holds class ids."""
+    classes = {}
+    for name, feature in features.items():
+        if feature.get("_type") == "ClassLabel":
+            classes[name] = dict(enumerate(feature["names"]))
+    return classes
+
+
+def _list_leaves(file: Any) -> tuple[list[str], dict[str, str]]:
+    """Return the paths of the leaves that hold values, and those that hold bytes, by columns.
+
+    Bytes lie in a column such as `mp4`, or in a leaf such as `video.bytes` of the column `video`.
+    """
+    values = []
+    packed = {}
+    for number in range(len(file.schema)):
+        leaf = file.schema.column(number)
+        name = leaf.path.removesuffix(".bytes")
+        if not _is_binary(leaf):
+            values.append(leaf.path)
+        elif name in file.schema_arrow.names:
+            packed[name] = leaf.path
+    return values, packed
+
+
+def _is_binary(leaf: Any) -> bool:
+    """Return whether a column of Parquet holds bytes, not text."""
+    return "BYTE_ARRAY" in leaf.physical_type and leaf.logical_type.type == "NONE"
+
+
+def _has_bytes(file: Any, path: Path, leaf: str) -> bool:
+    """Return whether the first cell of a column holds bytes; it may name files instead."""
+    for group in range(file.num_row_groups):
+        if file.metadata.row_group(group).num_rows:
+            return bool(ParquetCell(str(path), group, 0, leaf, "").read())
+    return False
+
+
+def _list_positions(file: Any) -> Iterator[tuple[int, int]]:
+    """Yield the row group of each row, and its number within it."""
+    for group in range(file.num_row_groups):
+        for row in range(file.metadata.row_group(group).num_rows):
+            yield group, row
 
 
 def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:
-    """Return a table with a row a record, or a segment of one."""
+    """Return a table with a row a record, or a segment of one.
+
+    Raise InputError if some are objects and others are not.
+    """
 
     def read_parts() -> Iterator[Any]:
-        return chain.from_iterable(map(unfold, read_records()))
+        return chain.from_iterable(unfold(record) for record in read_records())
 
     def to_row(record: Any) -> Row:
         if isinstance(record, dict) != (columns is not None):
-            raise InputError(f"{where} has objects and other values: {json.dumps(record)[:80]}")
+            example = json.dumps(record)[:80]
+            raise InputError(f"{where} has objects and other values: {example}")
         if columns is not None:
             return [record.get(name) for name in columns]
         return record if isinstance(record, list) else [record]
+
+    def read_rows() -> Iterator[Row]:
+        return map(to_row, read_parts())
 
     sample = list(islice(read_parts(), SAMPLE_ROWS))
     kinds = {type(record) for record in sample}
     if kinds not in ({dict}, {list}, {str}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         raise InputError(f"{where} is not a list of videos: it has {names}")
-    columns = list(dict.fromkeys(chain.from_iterable(sample))) if kinds == {dict} else None
-    return Table(where, form, columns, lambda: map(to_row, read_parts()), [*map(to_row, sample)])
+    columns = None
+    if kinds == {dict}:
+        columns = list(dict.fromkeys(chain.from_iterable(sample)))
+    return Table(where, form, columns, read_rows, [to_row(record) for record in sample])

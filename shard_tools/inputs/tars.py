@@ -20,10 +20,10 @@ from adamae.pipeline.shards.format import read_dataset_info
 from adamae.pipeline.videos.opening import may_be_video
 from adamae.shard_tools.inputs.cells import is_missing, read_labels
 from adamae.shard_tools.inputs.folders import classify_name, is_hidden
-from adamae.shard_tools.inputs.formats import LABELS, to_key
 from adamae.shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
+from adamae.shard_tools.inputs.vocabulary import LABELS, to_key
 
 # Extensions of the members that say something of the video beside them.
 SIDECARS = ("cls", "txt", "json")
@@ -142,9 +142,8 @@ def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] 
 def _read_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yield all members in order, each with the open tar.
 
-    Raise InputError where the tar is compressed, cut off, damaged or concatenated:
-    tarfile silently stops at the first header that it cannot read, and loops forever at a
-    negative size.
+    Raise InputError where the tar is compressed, cut off, damaged or concatenated: tarfile silently
+    stops at the first header that it cannot read, and loops forever at a negative size.
     """
     require_uncompressed(path)
     num_bytes = path.stat().st_size
