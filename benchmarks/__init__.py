@@ -1,1 +1,2 @@
-import adamae.common  # noqa: F401  # before torch: see there
+# Sets how OpenMP waits, which it reads when torch is imported.
+import adamae.common  # noqa: F401

@@ -16,8 +16,12 @@ class ArgumentParser(arguments.ArgumentParser):
     def add_videos(self, encodes: list[str]) -> None:
         """Add the arguments of the benchmarks that make shards of videos first."""
         self.add_argument("videos", type=Path, help="folder of videos")
-        said = "of make_shards.py; h264-size: its --tune size"
-        self.add_argument("--encodes", nargs="+", default=encodes, help=said)
+        self.add_argument(
+            "--encodes",
+            nargs="+",
+            default=encodes,
+            help="of make_shards.py; h264-size: its --tune size",
+        )
         self.add_argument(
             "--batch-size",
             type=arguments.between(1),

@@ -1,18 +1,20 @@
 """Measure training from shards beside training on a batch that is already on the device.
 
-    python benchmarks/end_to_end.py VIDEOS [--encodes h264 mjpeg] [--size base] [--batch-size N] [--output FOLDER]
+    python benchmarks/end_to_end.py VIDEOS [--encodes h264 mjpeg] [--size base] [--batch-size N] \
+        [--output FOLDER]
 
-VIDEOS is a folder; shards are made of it with every encode (kept in --work). Both take train.py's own step; one reads
-batches from the loader, the other reuses one random batch. Each has a process of its own in every round, and rounds
-alternate between them.
+VIDEOS is a folder; shards are made of it with every encode (kept in --work). Both take train.py's own
+step. One reads batches from the loader, the other reuses one random batch. Each has a process of its
+own in every round, and rounds alternate between them.
 """
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -40,17 +42,31 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.timing import PretrainingStep, noise_clip
 
 NOTES = [
-    "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and upper: of the"
-    " slowest and the fastest.",
-    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and its workers.",
+    "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and"
+    " upper: of the slowest and the fastest.",
+    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and its"
+    " workers.",
 ]
 
 
 class Source(NamedTuple):
     """Where batches come from."""
 
-    shards: Path | None  # in a folder named for their encoding; None: one random batch
-    repeats: int = 1  # clips per decoded video
+    # In a folder named for their encoding; None: one random batch.
+    shards: Path | None
+    # Clips per decoded video.
+    repeats: int = 1
+
+    @property
+    def name(self) -> str:
+        if self.shards is None:
+            return "cached batch"
+        if self.repeats == 1:
+            return f"{self.shards.name} shards"
+        return f"{self.shards.name} shards, {self.repeats} clips per decoded video"
+
+
+CACHED = Source(None)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -80,40 +96,39 @@ def main(arguments: list[str] | None = None) -> None:
         steps_per_round=options.steps,
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
     )
-    sources = [
-        Source(None),
-        *(Source(work / encode, repeats) for encode in options.encodes for repeats in (1, 2)),
-    ]
-    print_table(
-        measure_cases(
-            report, sources, partial(in_fresh_process, measure, options), make_rows, options.rounds
-        )
-    )
+    sources = [CACHED]
+    for encode, repeats in product(options.encodes, (1, 2)):
+        sources.append(Source(work / encode, repeats))
+    measure_source = partial(in_fresh_process, measure, options)
+    print_table(measure_cases(report, sources, measure_source, make_rows, options.rounds))
 
 
 @explain_out_of_memory("lower --batch-size")
 def measure(options: argparse.Namespace, source: Source) -> Row:
     """Measure one round of the paper's pre-training, in a process of its own."""
-    config, device = ModelConfig(size=options.size), choose_device()
+    config = ModelConfig(size=options.size)
+    device = choose_device()
     step = PretrainingStep.of(config, device, options.compile)
     waits: list[float] = []
     with open_clips(source, config, options.batch_size, device) as clips:
 
         def step_on_next_clip() -> Tensor:
-            asked = time.perf_counter()
+            start = time.perf_counter()
             clip = next(clips)
-            waits.append(time.perf_counter() - asked)
+            waits.append(time.perf_counter() - start)
             return step(clip)["loss"]
 
-        found = measure_step(step_on_next_clip, options.steps, device)
+        measured = measure_step(step_on_next_clip, options.steps, device)
+        # Of the timed steps, the last ones so far.
+        waited = sum(waits[-options.steps :])
         loss = step_on_next_clip().item()
-    require("the loss is a number", loss == loss, str(loss))
-    seconds = sum(found["milliseconds"]) / 1e3
+    require("the loss is a number", not math.isnan(loss), str(loss))
+    seconds = sum(measured["milliseconds"]) / 1e3
     return {
         "clips_per_second": options.steps * options.batch_size / seconds,
-        "data_stall": sum(waits[-options.steps - 1 : -1]) / seconds,
-        "cores_busy": found["cpu_seconds"] / seconds,
-        "peak_memory_gib": found["peak_memory_gib"],
+        "data_stall": waited / seconds,
+        "cores_busy": measured["cpu_seconds"] / seconds,
+        "peak_memory_gib": measured["peak_memory_gib"],
     }
 
 
@@ -125,26 +140,22 @@ def open_clips(
     if source.shards is None:
         yield repeat(noise_clip(config, batch_size, device))
         return
-    with open_loader(
-        source.shards, DataConfig(repeats=source.repeats), batch_size, device
-    ) as loader:
+    data = DataConfig(repeats=source.repeats)
+    with open_loader(source.shards, data, batch_size, device) as loader:
         yield (batch.clip for batch in loader.batches(0))
 
 
-def make_rows(found: dict[Source, list[Row]]) -> list[Row]:
+def make_rows(results: dict[Source, list[Row]]) -> list[Row]:
+    """Make a row of the medians over rounds for each source, with its speed relative to no loading."""
     rows = []
-    for source, rounds in found.items():
-        name = "cached batch" if source.shards is None else f"{source.shards.name} shards"
-        columns = {column: [measured[column] for measured in rounds] for column in rounds[0]}
-        speeds = columns["clips_per_second"]
-        row: Row = {
-            "batches": name
-            + (f", {source.repeats} clips per decoded video" if source.repeats > 1 else "")
-        }
-        row |= {column: median(values) for column, values in columns.items()}
+    for source, rounds in results.items():
+        row: Row = {"batches": source.name}
+        for column in rounds[0]:
+            row[column] = median(measured[column] for measured in rounds)
+        speeds = [measured["clips_per_second"] for measured in rounds]
         row |= {"lower": min(speeds), "upper": max(speeds), "rounds": len(rounds)}
-        if Source(None) in found:
-            cached = median(measured["clips_per_second"] for measured in found[Source(None)])
+        if CACHED in results:
+            cached = median(measured["clips_per_second"] for measured in results[CACHED])
             row["relative_to_cached"] = round(row["clips_per_second"] / cached, 3)
         rows.append(row)
     return rows

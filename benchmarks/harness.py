@@ -24,10 +24,21 @@ from adamae.training.timing import time_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+# Whose versions a result file names.
 PACKAGES = (
-    "torch triton timm transformers av nvidia-dali-cuda130 spdl torchcodec decord2 decord".split()
+    "torch",
+    "triton",
+    "timm",
+    "transformers",
+    "av",
+    "nvidia-dali-cuda130",
+    "spdl",
+    "torchcodec",
+    "decord2",
+    "webdataset",
 )
-COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}  # beyond every cache
+# Larger than every cache.
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}
 
 Row = dict[str, Any]
 Case = TypeVar("Case", bound=Hashable)
@@ -45,32 +56,40 @@ def cpu_seconds() -> float:
 
 def list_family(process: str) -> list[str]:
     """List a process and all its descendants."""
-    lists = Path(f"/proc/{process}/task").glob(
-        "*/children"
-    )  # of each thread; not every kernel has them
-    children = [child for found in lists for child in found.read_text().split()]
-    return [process, *(member for child in children for member in list_family(child))]
+    family = [process]
+    # Each thread has a list of its children. Not every kernel is built with these files.
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in children.read_text().split():
+            family += list_family(child)
+    return family
 
 
 def copy_gb_per_second(device: torch.device) -> float:
     """Measure a copy on the device; reading and writing both count."""
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / median(time_calls(lambda: target.copy_(source), device, 3, 20)) / 1e6
+    milliseconds = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
+    return 2 * source.nbytes / median(milliseconds) / 1e6
 
 
 def matmul_tflops(device: torch.device, precision: Precision) -> float:
-    """Measure the TFLOP/s of one large matrix product, the reference for model FLOPs utilization (MFU)."""
+    """Measure the TFLOP/s of one large matrix product.
+
+    It is the reference for model FLOPs utilization (MFU).
+    """
     side = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / median(time_calls(lambda: a @ b, device, 3, 10)) / 1e9
+    a = torch.randn(side, side, device=device, dtype=dtype)
+    b = torch.randn(side, side, device=device, dtype=dtype)
+    milliseconds = time_calls(lambda: a @ b, device, warmup=3, repetitions=10)
+    return 2 * side**3 / median(milliseconds) / 1e9
 
 
 def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call `function` in a new process, forked from a server that has imported the running script and nothing more.
+    """Call `function` in a new process and return what it returns.
 
-    Its memory and caches are those of a new process, without the seconds of the imports.
+    The process is forked from a server that has imported the running script and nothing more. So its
+    memory and caches are those of a new process, without the seconds of the imports.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
@@ -79,21 +98,34 @@ def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result
 
 
 def _exit_with_parent() -> None:
-    """A killed benchmark must not leave a process behind that keeps a GPU busy."""
+    """End this process when its parent ends: a killed benchmark must not keep a GPU busy.
+
+    prctl's signal would not come: to the kernel, this process's parent is the server of forks.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
 
 
-def require(claim: str, holds: bool, found: str) -> None:
-    """Raise InputError when a correctness check fails: the timing of something wrong is worth nothing."""
+def require(claim: str, holds: bool, observed: str) -> None:
+    """Raise InputError, unless a claim holds: the timing of something wrong is worth nothing."""
     if not holds:
-        raise InputError(f"no results written, because a check failed: {claim} ({found})")
+        raise InputError(f"no results written, because a check failed: {claim} ({observed})")
 
 
 def results_folder(device: torch.device) -> Path:
-    """Return `benchmark_results/<gpu>` or `.../cpu` in the working directory: only --output replaces committed ones."""
-    machine = get_device_name(device).lower().replace(" ", "-") if device.type == "cuda" else "cpu"
+    """Return `benchmark_results/<gpu>` or `benchmark_results/cpu` in the working directory.
+
+    Committed results are replaced only where --output says so.
+    """
+    machine = "cpu"
+    if device.type == "cuda":
+        machine = get_device_name(device).lower().replace(" ", "-")
     return Path("benchmark_results") / machine
 
 
@@ -109,15 +141,17 @@ class Report:
         **about: Any,
     ) -> None:
         """Describe the machine, package versions and the commit; `about` is added."""
-        self.name, self.folder, self.notes = name, folder or results_folder(device), list(notes)
+        self.name = name
+        self.folder = folder or results_folder(device)
+        self.notes = list(notes)
+        system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+        versions = {package.name: package.version for package in distributions()}
         self.about: dict[str, Any] = {
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "device": get_device_name(device),
             "cpu_threads": torch.get_num_threads(),
-            "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-            "packages": {
-                found.name: found.version for found in distributions() if found.name in PACKAGES
-            },
+            "system": system,
+            "packages": {name: versions[name] for name in PACKAGES if name in versions},
             "cuda": torch.version.cuda if device.type == "cuda" else None,
             "commit": _commit(),
             **about,
@@ -136,68 +170,68 @@ def measure_cases(
     make_rows: Callable[[dict[Case, list[Result]]], list[Row]],
     rounds: int = 1,
 ) -> list[Row]:
-    """Measure all cases in turn, `rounds` times, so that they are compared under the same conditions; return the rows.
+    """Measure all cases in turn, `rounds` times, and return the rows of the report.
 
-    After each, write the rows of what was found so far: an interrupted run keeps its results. A case that fails, or
-    whose check does, is named on stderr and left out: InputError is raised at the end.
+    Taking turns compares the cases under the same conditions. After each measurement the rows so far
+    are written: an interrupted run keeps its results. A case that fails, or whose check does, is
+    named on stderr and left out. Raise InputError at the end if there was one.
     """
-    found: dict[Case, list[Result]] = {}
+    results: dict[Case, list[Result]] = {}
     failed: set[Case] = set()
     rows: list[Row] = []
     for case in progress_bar([*cases] * rounds, unit="measurement"):
         if case in failed:
             continue
         try:
-            found.setdefault(case, []).append(measure(case))
+            results.setdefault(case, []).append(measure(case))
+        # Whatever is wrong with one case, the others are worth hours.
         except Exception as error:
             failed.add(case)
-            del found[case]
+            del results[case]
             print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
-        if found:
-            report.write(rows := make_rows(found))
+        if results:
+            rows = make_rows(results)
+            report.write(rows)
     if failed:
+        num_cases = len(failed) + len(results)
         raise InputError(
-            f"{len(failed)} of {len(failed) + len(found)} cases could not be measured; see the errors above"
+            f"{len(failed)} of {num_cases} cases could not be measured; see the errors above"
         )
     return rows
 
 
 def print_table(rows: list[Row]) -> None:
-    """Print rows as a Markdown table whose columns are all keys in the order in which they first occur."""
-    heads = list(dict.fromkeys(key for row in rows for key in row))
-    print(
-        format_table(heads, [[format_cell(row.get(head)) for head in heads] for row in rows]),
-        end="",
-    )
+    """Print rows as a Markdown table, with a column for every key, in order of occurrence."""
+    heads: dict[str, None] = {}
+    for row in rows:
+        heads.update(dict.fromkeys(row))
+    cells = [[format_cell(row.get(head)) for head in heads] for row in rows]
+    print(format_table(list(heads), cells), end="")
 
 
 def format_table(heads: list[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def format_cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return "" if value is None else str(value)
+    """Format a number to three digits, and nothing as nothing."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def _commit() -> str:
     """Return the commit of the code that ran, with `+` if the work tree differs from it."""
-    describe = [
-        "git",
-        "-C",
-        str(ROOT),
-        "describe",
-        "--always",
-        "--abbrev=10",
-        "--exclude=*",
-        "--dirty=+",
-    ]
+    command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    except (
-        OSError,
-        subprocess.CalledProcessError,
-    ):  # an image or an archive, without git or its folder
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    # A container or an archive has no git, or no folder of it.
+    except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return described.stdout.strip()

@@ -3,8 +3,9 @@
     python benchmarks/kernel_speed.py [--batch-size N ...] [--op NAME ...] [--output FOLDER]
 
 On a GPU or a CPU. The values and gradients of every op are first compared with the published way's
-(benchmarks/peers/token_path.py); if they differ, nothing is reported of this op. GB/s counts the bytes that an op must
-move once, relative to the bandwidth of a large copy on the same machine, counted in the same way.
+(benchmarks/peers/token_path.py); if they differ, nothing is reported of this op. GB/s counts the bytes
+that an op must move once, relative to the bandwidth of a large copy on the same machine, counted in
+the same way.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,26 +36,33 @@ from adamae.model.config import ModelConfig
 from adamae.training.timing import noise_clip, time_calls
 
 NOTES = [
-    "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is timed up to the"
-    " mask; its patch loss starts from an existing float clip.",
+    "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is"
+    " timed up to the mask; its patch loss starts from an existing float clip.",
     "`kernel`: kernels/ of this repository; on a CPU that is the reference in plain PyTorch.",
-    "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate of every plane.",
-    "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`: of a replay of the"
-    " CUDA graph of a call, without the host; GB/s is of this where there is one. `is_large`: it moves 100 MB or more,"
-    " and so fills a GPU.",
-    "`backward` runs on a retained graph; patchify and crop_resize have none. `speed_up`: of the kernel over this row.",
+    "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate"
+    " of every plane.",
+    "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`: of"
+    " a replay of the CUDA graph of a call, without the host; GB/s is of this where there is one."
+    " `is_large`: it moves 100 MB or more, and so fills a GPU.",
+    "`backward` runs on a retained graph; patchify and crop_resize have none. `speed_up`: of the"
+    " kernel over this row.",
 ]
 LARGE_BYTES = 100e6
+
+# Batch size, mask ratio and the name of an op.
+Case = tuple[int, float, str]
 
 
 class Way:
     """A function and its arguments; those that require gradients get them."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-        self.inputs = [
-            value for value in arguments if isinstance(value, Tensor) and value.requires_grad
-        ]
+        self.function = function
+        self.arguments = arguments
+        self.inputs = []
+        for value in arguments:
+            if isinstance(value, Tensor) and value.requires_grad:
+                self.inputs.append(value)
 
     def __call__(self) -> Tensor:
         """Return the last output."""
@@ -62,6 +70,7 @@ class Way:
         return result if isinstance(result, Tensor) else result[-1]
 
     def phases(self) -> dict[str, Callable[[], object]]:
+        """Return what is timed, by the name of the phase."""
         if not self.inputs:
             return {"forward": self}
         out = self()
@@ -74,29 +83,33 @@ class Way:
 
 
 class Op(NamedTuple):
+    """An op in both ways, and the bytes that it must move."""
+
     kernel: Way
     published: Way
-    forward_bytes: int  # that it must move
+    forward_bytes: int
     backward_bytes: int
     tolerance: float
-    as_published: Callable[[Tensor], Tensor] = lambda value: (
-        value
-    )  # the kernel's value as the published way's quantity
+    # Turns the kernel's value into the published way's quantity.
+    as_published: Callable[[Tensor], Tensor] = lambda value: value
 
 
 class Inputs:
-    """What ops of a model's size take, made when it is asked for, and shared."""
+    """What ops of a model's size take, made when it is first needed, and shared."""
 
     def __init__(
         self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.config, self.batch, self.device, self.dtype = config, batch, device, dtype
-        self.patch = config.tubelet_size, config.patch_size
+        self.config = config
+        self.batch = batch
+        self.device = device
+        self.dtype = dtype
+        self.patch = (config.tubelet_size, config.patch_size)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(
-            *shape, device=self.device, dtype=dtype or self.dtype, requires_grad=True
-        )
+        """Return random numbers that require gradients."""
+        dtype = dtype or self.dtype
+        return torch.randn(*shape, device=self.device, dtype=dtype, requires_grad=True)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -104,7 +117,7 @@ class Inputs:
 
     @cached_property
     def ids(self) -> list[Tensor]:
-        """visible_ids, masked_ids."""
+        """Visible and masked ids."""
         return list(gumbel_topk(self.logits.detach(), self.config.num_visible, 1, 2)[:2])
 
     @cached_property
@@ -118,95 +131,124 @@ class Inputs:
 
 
 def crop_resize_op(inputs: Inputs) -> Op:
-    batch, size, device = inputs.batch, inputs.config.frame_size, inputs.device
-    stored, box = (256, 448), (96, 0, 256, 256)
-    shape = batch, inputs.config.num_frames, frame_bytes(*stored, 1)
+    batch = inputs.batch
+    device = inputs.device
+    height, width = inputs.config.frame_size
+    # The height and width of the stored frames, and a box as left, top, width, height.
+    stored = (256, 448)
+    box = (96, 0, 256, 256)
+    num_frames = inputs.config.num_frames
+    shape = (batch, num_frames, frame_bytes(*stored, 1))
     frames = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
     matrix = torch.from_numpy(color_matrix("smpte170m", False, 8)).to(device)
+    offsets = torch.arange(0, frames.numel(), shape[2], device=device)
     clips = DecodedClips(
         frames.flatten(),
-        torch.arange(0, frames.numel(), shape[2], device=device).view(shape[:2]),
+        offsets.view(batch, num_frames),
         torch.tensor([[*stored, 1]] * batch, dtype=torch.int32, device=device),
         torch.tensor([box] * batch, dtype=torch.int32, device=device),
         torch.zeros(batch, dtype=torch.bool, device=device),
         matrix.repeat(batch, 1, 1),
         torch.full((batch, 2), 0.5, device=device),
     )
-    moved = batch * shape[1] * (box[2] * box[3] * 3 // 2 + 3 * size[0] * size[1])
-    # A gray level of tolerance: both are rounded.
+    # Chroma is half as high and wide as luma: a pixel of the box has 1.5 bytes.
+    read_bytes = box[2] * box[3] * 3 // 2
+    written_bytes = 3 * height * width
     return Op(
-        Way(crop_resize, clips, *size),
-        Way(published.crop_resize, frames, stored, box, matrix, *size),
-        moved,
-        0,
-        1,
+        Way(crop_resize, clips, height, width),
+        Way(published.crop_resize, frames, stored, box, matrix, height, width),
+        forward_bytes=batch * num_frames * (read_bytes + written_bytes),
+        backward_bytes=0,
+        # A gray level: both are rounded.
+        tolerance=1,
     )
 
 
 def gumbel_topk_op(inputs: Inputs) -> Op:
-    logits, k = inputs.logits, inputs.config.num_visible
-    seed, offset = (torch.tensor(value, device=inputs.device) for value in (1, 2))
-    kernel, way = Way(gumbel_topk, logits, k, seed, offset), Way(published.sample_mask, logits, k)
-    return Op(kernel, way, logits.numel() * 16, logits.numel() * 12, 1e-5, torch.exp)
+    logits = inputs.logits
+    num_visible = inputs.config.num_visible
+    seed = torch.tensor(1, device=inputs.device)
+    offset = torch.tensor(2, device=inputs.device)
+    return Op(
+        Way(gumbel_topk, logits, num_visible, seed, offset),
+        Way(published.sample_mask, logits, num_visible),
+        # A logit, a log-probability and an id of 64 bits; backward, a log-probability and the
+        # gradients of both.
+        forward_bytes=logits.numel() * 16,
+        backward_bytes=logits.numel() * 12,
+        tolerance=1e-5,
+        as_published=torch.exp,
+    )
 
 
 def gather_tokens_op(inputs: Inputs) -> Op:
-    """Without the table's bytes, which stay in the cache."""
-    tokens, width = inputs.config.num_tokens, inputs.config.dimensions.encoder_width
-    x, table = (
-        inputs.random(inputs.batch, tokens, width),
-        torch.randn(tokens, width, device=inputs.device),
-    )
-    kernel, way = (
+    """Count no bytes of the table, which stays in the cache."""
+    num_tokens = inputs.config.num_tokens
+    width = inputs.config.dimensions.encoder_width
+    x = inputs.random(inputs.batch, num_tokens, width)
+    table = torch.randn(num_tokens, width, device=inputs.device)
+    gathered = inputs.ids[0].numel() * width * x.itemsize
+    return Op(
         Way(gather_tokens, x, inputs.ids[0], table),
         Way(published.gather, x, inputs.mask, table),
+        forward_bytes=2 * gathered,
+        backward_bytes=x.nbytes + gathered,
+        tolerance=3e-2,
     )
-    gathered = inputs.ids[0].numel() * width * x.itemsize
-    return Op(kernel, way, 2 * gathered, x.nbytes + gathered, 3e-2)
 
 
 def scatter_tokens_op(inputs: Inputs) -> Op:
-    """Likewise."""
-    tokens, width = inputs.config.num_tokens, inputs.config.dimensions.decoder_width
-    features, mask_token = (
-        inputs.random(*inputs.ids[0].shape, width),
-        inputs.random(width, dtype=torch.float32),
-    )
-    arguments = features, mask_token, torch.randn(tokens, width, device=inputs.device)
-    kernel, way = (
-        Way(scatter_tokens, *arguments, *inputs.ids),
-        Way(published.scatter, *arguments, inputs.mask),
-    )
+    """Count no bytes of the table, which stays in the cache."""
+    num_tokens = inputs.config.num_tokens
+    width = inputs.config.dimensions.decoder_width
+    features = inputs.random(*inputs.ids[0].shape, width)
+    mask_token = inputs.random(width, dtype=torch.float32)
+    table = torch.randn(num_tokens, width, device=inputs.device)
     total = inputs.mask.numel() * width * features.itemsize
-    return Op(kernel, way, total + features.nbytes, total - features.nbytes, 3e-2)
+    return Op(
+        Way(scatter_tokens, features, mask_token, table, *inputs.ids),
+        Way(published.scatter, features, mask_token, table, inputs.mask),
+        forward_bytes=total + features.nbytes,
+        backward_bytes=total - features.nbytes,
+        tolerance=3e-2,
+    )
 
 
 def patchify_op(inputs: Inputs) -> Op:
-    clip, patch, dtype = inputs.clip, inputs.patch, inputs.dtype
-    kernel, way = (
-        Way(patchify, clip, None, *patch, dtype),
-        Way(published.patches, clip, *patch, dtype),
+    clip = inputs.clip
+    dtype = inputs.dtype
+    return Op(
+        Way(patchify, clip, None, *inputs.patch, dtype),
+        Way(published.patches, clip, *inputs.patch, dtype),
+        forward_bytes=clip.numel() * (1 + dtype.itemsize),
+        backward_bytes=0,
+        tolerance=2e-2,
     )
-    return Op(kernel, way, clip.numel() * (1 + dtype.itemsize), 0, 2e-2)
 
 
 def masked_patch_loss_op(inputs: Inputs) -> Op:
-    masked, clip, patch = inputs.ids[1], inputs.clip, inputs.patch
-    pred, pixels = (
-        inputs.random(*masked.shape, inputs.config.patch_values),
-        published.normalized_clip(clip),
+    masked_ids = inputs.ids[1]
+    clip = inputs.clip
+    pixels = published.normalized_clip(clip)
+    pred = inputs.random(*masked_ids.shape, inputs.config.patch_values)
+    # Predictions, and a byte of the clip for each.
+    read_bytes = pred.nbytes + pred.numel()
+    return Op(
+        Way(masked_patch_loss, pred, clip, masked_ids, *inputs.patch, "mse", True),
+        Way(published.patch_loss, pred, pixels, inputs.mask, *inputs.patch),
+        forward_bytes=read_bytes,
+        backward_bytes=read_bytes + pred.nbytes,
+        tolerance=1e-2,
     )
-    kernel = Way(masked_patch_loss, pred, clip, masked, *patch, "mse", True)
-    way = Way(published.patch_loss, pred, pixels, inputs.mask, *patch)
-    return Op(kernel, way, pred.nbytes + pred.numel(), 2 * pred.nbytes + pred.numel(), 1e-2)
 
 
-MAKERS = (
-    *(crop_resize_op, gumbel_topk_op, gather_tokens_op, scatter_tokens_op),
-    *(patchify_op, masked_patch_loss_op),
-)
 OPS: dict[str, Callable[[Inputs], Op]] = {
-    make.__name__.removesuffix("_op"): make for make in MAKERS
+    "crop_resize": crop_resize_op,
+    "gumbel_topk": gumbel_topk_op,
+    "gather_tokens": gather_tokens_op,
+    "scatter_tokens": scatter_tokens_op,
+    "patchify": patchify_op,
+    "masked_patch_loss": masked_patch_loss_op,
 }
 
 
@@ -233,26 +275,26 @@ def main(arguments: list[str] | None = None) -> None:
         model="base, N = 1568",
     )
 
-    def measure_case(case: tuple[int, float, str]) -> list[Row]:
-        batch, ratio, name = case
-        inputs = Inputs(
-            ModelConfig(mask_ratio=ratio),
-            batch,
-            device,
-            torch.bfloat16 if on_gpu else torch.float32,
-        )
-        about = {"op": name, "batch": batch, "mask_ratio": ratio}
-        return [
-            about | row
-            for row in measure(OPS[name](inputs), name, device, options.repetitions, copy)
-        ]
+    dtype = torch.bfloat16 if on_gpu else torch.float32
 
-    def make_rows(found: dict[tuple[int, float, str], list[list[Row]]]) -> list[Row]:
-        return [row for [rows] in found.values() for row in rows]
+    def measure_case(case: Case) -> list[Row]:
+        batch, ratio, name = case
+        inputs = Inputs(ModelConfig(mask_ratio=ratio), batch, device, dtype)
+        about = {"op": name, "batch": batch, "mask_ratio": ratio}
+        rows = measure(OPS[name](inputs), name, device, options.repetitions, copy)
+        return [about | row for row in rows]
+
+    def make_rows(results: dict[Case, list[list[Row]]]) -> list[Row]:
+        rows = []
+        for (rows_of_case,) in results.values():
+            rows += rows_of_case
+        return rows
 
     batches = options.batch_size or ([256, 64] if on_gpu else [8, 2])
-    cases = list(product(batches, [0.8, 0.95] if on_gpu else [0.95], options.op))
-    # Backward passes run on the streams of their forward passes, and graphs are captured on any but the default one.
+    ratios = [0.8, 0.95] if on_gpu else [0.95]
+    cases = list(product(batches, ratios, options.op))
+    # Backward passes run on the streams of their forward passes, and a graph is captured on any stream
+    # but the default one.
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
         measure_cases(report, cases, measure_case, make_rows)
 
@@ -260,9 +302,9 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(
     op: Op, name: str, device: torch.device, repetitions: int, copy: float
 ) -> Iterator[Row]:
-    """Yield the rows of an op, the kernel's first."""
+    """Check an op, and yield its rows, the kernel's first. copy: GB/s of a large copy."""
     check(op, name)
-    moved = {
+    phase_bytes = {
         "forward": op.forward_bytes,
         "backward": op.backward_bytes,
         "both": op.forward_bytes + op.backward_bytes,
@@ -270,56 +312,62 @@ def measure(
     kernel_medians: dict[str, float] = {}
     for implementation, way in (("kernel", op.kernel), ("published", op.published)):
         for phase, run in way.phases().items():
-            lower, middle, upper = np.quantile(
-                time_calls(run, device, 3, repetitions), (0.25, 0.5, 0.75)
-            ).tolist()
+            milliseconds = time_calls(run, device, warmup=3, repetitions=repetitions)
+            lower, middle, upper = np.quantile(milliseconds, (0.25, 0.5, 0.75)).tolist()
+            # Only of the kernel: boolean masks wait for the GPU, which no graph can.
             kernel_ms = None
-            if (
-                device.type == "cuda" and implementation == "kernel"
-            ):  # boolean masks would wait for the GPU
+            if device.type == "cuda" and implementation == "kernel":
                 kernel_ms = replay_ms(run, device, repetitions)
-            rate = moved[phase] / (kernel_ms or middle) / 1e6
-            row: Row = {"phase": phase, "implementation": implementation}
-            row |= {"ms": middle, "ms_lower": lower, "ms_upper": upper, "kernel_ms": kernel_ms}
-            row |= {
-                "is_large": moved[phase] >= LARGE_BYTES,
+            rate = phase_bytes[phase] / (kernel_ms or middle) / 1e6
+            kernel_medians.setdefault(phase, middle)
+            yield {
+                "phase": phase,
+                "implementation": implementation,
+                "ms": middle,
+                "ms_lower": lower,
+                "ms_upper": upper,
+                "kernel_ms": kernel_ms,
+                "is_large": phase_bytes[phase] >= LARGE_BYTES,
                 "gb_per_second": rate,
                 "fraction_of_copy": rate / copy,
+                "speed_up": middle / kernel_medians[phase],
             }
-            yield {**row, "speed_up": middle / kernel_medians.setdefault(phase, middle)}
 
 
 def replay_ms(run: Callable[[], object], device: torch.device, repetitions: int) -> float:
-    """Time replays of the CUDA graph of a call, which has been made before."""
+    """Return the median time of replays of the CUDA graph of a call, which has been made before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
         run()
-    return median(time_calls(graph.replay, device, 3, repetitions))
+    return median(time_calls(graph.replay, device, warmup=3, repetitions=repetitions))
 
 
 def check(op: Op, name: str) -> None:
     """Require the published way's values and, if the inputs are the same, its gradients."""
-    value, expected = op.as_published(op.kernel()), op.published()
+    value = op.as_published(op.kernel())
+    expected = op.published()
     require_close(f"{name} gives what the published way gives", value, expected, op.tolerance)
     inputs = op.kernel.inputs
-    if inputs and inputs[0] is op.published.inputs[0]:
-        gradient = torch.randn_like(expected)
-        found, wanted = (
-            torch.autograd.grad(out, inputs, gradient.to(out.dtype)) for out in (value, expected)
-        )
-        for one, other in zip(found, wanted, strict=True):
-            scale = other.abs().max()
-            require_close(
-                f"{name} has the published way's gradients", one / scale, other / scale, 1e-2
-            )
+    if not inputs or inputs[0] is not op.published.inputs[0]:
+        return
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(value, inputs, upstream.to(value.dtype))
+    expected_gradients = torch.autograd.grad(expected, inputs, upstream)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        scale = expected_gradient.abs().max()
+        claim = f"{name} has the published way's gradients"
+        require_close(claim, gradient / scale, expected_gradient / scale, 1e-2)
 
 
 def require_close(claim: str, value: Tensor, expected: Tensor, tolerance: float) -> None:
-    """tolerance: absolute, and for floats relative too."""
+    """Require equal values within an absolute tolerance, which for floats is relative too."""
     require(claim, value.shape == expected.shape, f"{value.shape} instead of {expected.shape}")
-    off = (value.float() - expected.float()).abs()
-    allowed = tolerance * (1 + expected.float().abs() * value.is_floating_point())
-    require(claim, bool((off <= allowed).all()), f"differs by up to {off.max().item():.3g}")
+    difference = (value.float() - expected.float()).abs()
+    allowed = torch.full_like(difference, tolerance)
+    if value.is_floating_point():
+        allowed *= 1 + expected.float().abs()
+    is_close = bool((difference <= allowed).all())
+    require(claim, is_close, f"differs by up to {difference.max().item():.3g}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Compare an encoder with hand-made features: `python benchmarks/linear_baseline.py TRAIN VALIDATION --model RUN`.
+"""Compare an encoder with features made by hand.
 
-Videos of the labeled shards VALIDATION are classified by those of TRAIN: by ridge regression (its penalty is chosen by
-leaving one training video out) and by 20-NN. Hand-made features are the mean color and the mean absolute difference of
-frames 1/8 s apart, each in the cells of an 8 × 8 grid: what a video encoder must exceed to be worth anything. Those of
-an encoder are the mean and standard deviation over windows of a video, which overlap by three quarters.
+    python benchmarks/linear_baseline.py TRAIN VALIDATION --model RUN
+
+Videos of the labeled shards VALIDATION are classified by those of TRAIN: by ridge regression (its
+penalty is chosen by leaving one training video out) and by 20-NN. Features made by hand are the mean
+color and the mean absolute difference of frames 1/8 s apart, each in the cells of an 8 × 8 grid: what
+a video encoder must exceed to be worth anything. Those of an encoder are the mean and standard
+deviation over windows of a video, which overlap by three quarters.
 """
 
 from collections import Counter
@@ -11,11 +14,12 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from adamae.benchmarks.arguments import ArgumentParser
@@ -33,8 +37,17 @@ from adamae.training.held_out import knn_top1, read_features
 from adamae.training.remote_run import local_run
 from adamae.training.video_windows import WindowReader
 
-GRID, SIDE, FPS = 8, 64, 8.0
-Labeled = tuple[list[str], Float[Tensor, "V D"]]  # classes and features of videos
+# Cells of a frame, along each side.
+GRID = 8
+SIDE = 64
+FPS = 8.0
+
+
+class Labeled(NamedTuple):
+    """Features of videos and their classes, in the same order."""
+
+    classes: list[str]
+    features: Float[Tensor, "V D"]
 
 
 def main() -> None:
@@ -42,99 +55,130 @@ def main() -> None:
     parser.add_argument("train", metavar="TRAIN")
     parser.add_argument("validation", metavar="VALIDATION")
     parser.add_argument(
-        "--model", help="a run, a checkpoint or an export (default: hand-made features alone)"
+        "--model",
+        help="a run, a checkpoint or an export (default: features made by hand alone)",
     )
     options = parser.parse_args()
-    given, asked = (describe_videos(shards) for shards in (options.train, options.validation))
+    train = describe_videos(options.train)
+    validation = describe_videos(options.validation)
     if options.model:
-        for videos, shards in ((given, options.train), (asked, options.validation)):
-            videos[f"encoder of {options.model}"] = encode_videos(local_run(options.model), shards)
-    classes, counts = set(given["mean color"][0]), Counter(asked["mean color"][0])
-    rows: list[Row] = [
-        {"features": "none: chance", "linear_top1": 1 / len(classes)},
-        {
-            "features": "none: most common class",
-            "linear_top1": max(counts.values()) / counts.total(),
-        },
-        *({"features": kind, **classify(given[kind], asked[kind])} for kind in given),
-    ]
+        name = f"encoder of {options.model}"
+        run = local_run(options.model)
+        train[name] = encode_videos(run, options.train)
+        validation[name] = encode_videos(run, options.validation)
+    rows = list_trivial_rows(train["mean color"].classes, validation["mean color"].classes)
+    for name, features in train.items():
+        rows.append({"features": name, **classify(features, validation[name])})
     Report("linear_baseline", options.output, choose_device()).write(rows)
     print_table(rows)
 
 
+def list_trivial_rows(train: list[str], validation: list[str]) -> list[Row]:
+    """Return what guessing gives, and what always saying the most common class of VALIDATION does."""
+    counts = Counter(validation)
+    most_common = max(counts.values()) / counts.total()
+    return [
+        {"features": "none: chance", "linear_top1": 1 / len(set(train))},
+        {"features": "none: most common class", "linear_top1": most_common},
+    ]
+
+
 def describe_videos(shards: str) -> dict[str, Labeled]:
-    """Make the hand-made features of labeled shards; raise InputError where a video has no label."""
+    """Make the features by hand of labeled shards. Raise InputError where a video has no label."""
     dataset = ShardDataset.open(shards)
     check_labels(dataset)
-    videos = list(WindowReader(DataConfig(fps=FPS), FrameSize(SIDE, SIDE)).list_samples(dataset))
-    found = [describe(np.stack([frame.image for frame in video.frames()])) for video in videos]
-    labels = [video.label for video in videos]
+    reader = WindowReader(DataConfig(fps=FPS), FrameSize(SIDE, SIDE))
+    classes = []
+    colors = []
+    differences = []
+    for video in reader.list_samples(dataset):
+        frames = np.stack([frame.image for frame in video.frames()])
+        color, difference = describe(frames)
+        classes.append(video.label)
+        colors.append(color)
+        differences.append(difference)
     return {
-        kind: (labels, torch.tensor(np.stack([features[kind] for features in found])))
-        for kind in found[0]
+        "mean color": Labeled(classes, torch.tensor(np.stack(colors))),
+        "frame difference": Labeled(classes, torch.tensor(np.stack(differences))),
     }
 
 
-def describe(frames: np.ndarray) -> dict[str, Float[np.ndarray, " D"]]:
-    """Average the color and the change of frames [T, SIDE, SIDE, C] in the cells of the grid."""
-    cells = frames.astype(np.float32).reshape(
-        len(frames), GRID, SIDE // GRID, GRID, SIDE // GRID, -1
-    )
-    change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0).mean(axis=(1, 3, 4))
-    steps = max(1, len(frames) - 1)
-    return {
-        "mean color": cells.mean(axis=(0, 2, 4)).ravel(),
-        "frame difference": np.log1p(change / steps).ravel(),
-    }
+def describe(
+    frames: UInt8[np.ndarray, "T H W C"],
+) -> tuple[Float[np.ndarray, " color"], Float[np.ndarray, " difference"]]:
+    """Average the color, and the change from frame to frame, in the cells of the grid."""
+    num_frames, height, width, _ = frames.shape
+    shape = (num_frames, GRID, height // GRID, GRID, width // GRID, -1)
+    cells = frames.astype(np.float32).reshape(shape)
+    color = cells.mean(axis=(0, 2, 4))
+    # An appended copy of the last frame changes nothing, and makes a sum also of a single frame.
+    change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0)
+    mean_change = change.mean(axis=(1, 3, 4)) / max(1, num_frames - 1)
+    return color.ravel(), np.log1p(mean_change).ravel()
 
 
 def encode_videos(model: Path, shards: str) -> Labeled:
     """Extract a model's features of labeled shards, at the frame rate that it was trained with."""
     stride = max(1, load_encoder(model).config.num_frames // 4)
-    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # which names the folder
-        extract_features(
-            parse_extraction([shards, folder, f"--model={model}", f"--stride={stride}"])
-        )
-        about, features = read_features(Path(folder))
-    return [video["label"] for video in about], features
+    # What is printed names a temporary folder.
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        arguments = [shards, folder, f"--model={model}", f"--stride={stride}"]
+        extract_features(parse_extraction(arguments))
+        videos, features = read_features(Path(folder))
+    return Labeled([video["label"] for video in videos], features)
 
 
-def classify(given: Labeled, asked: Labeled) -> Row:
-    """Return the top-1 accuracy of ridge regression and of 20-NN."""
-    (names, x), (true_names, y) = given, asked
-    if missing := set(true_names) - set(names):
+def classify(train: Labeled, validation: Labeled) -> Row:
+    """Return the top-1 accuracy of ridge regression and of 20-NN.
+
+    Raise InputError if a class of the validation videos is none of the training videos'.
+    """
+    missing = set(validation.classes) - set(train.classes)
+    if missing:
         raise InputError(
             f"no training video is of {min(missing)!r}, but a validation video is: add some"
         )
-    ids = {name: number for number, name in enumerate(sorted(set(names)))}
-    labels, true = (torch.tensor([ids[name] for name in found]) for found in (names, true_names))
-    everyone = torch.ones(len(true), len(labels), dtype=torch.bool)
-    linear = (ridge_predict(x, labels, y) == true).double().mean().item()
-    return {"linear_top1": linear, "knn_top1": knn_top1(y, true, x, labels, everyone)}
+    ids = {name: number for number, name in enumerate(sorted(set(train.classes)))}
+    labels = torch.tensor([ids[name] for name in train.classes])
+    true_labels = torch.tensor([ids[name] for name in validation.classes])
+    predicted = ridge_predict(train.features, labels, validation.features)
+    # Every training video may be a neighbor of every validation video.
+    allowed = torch.ones(len(true_labels), len(labels), dtype=torch.bool)
+    return {
+        "linear_top1": (predicted == true_labels).double().mean().item(),
+        "knn_top1": knn_top1(validation.features, true_labels, train.features, labels, allowed),
+    }
 
 
 def ridge_predict(
     train: Float[Tensor, "V D"], labels: Int[Tensor, " V"], validation: Float[Tensor, "W D"]
 ) -> Int[Tensor, " W"]:
-    """Fit ±1 of each class with the penalty of the least leave-one-out error; return the classes of `validation`."""
-    mean, std = train.mean(dim=0), train.std(dim=0) + 1e-6
-    x, y = (
-        F.pad((values - mean) / std, (0, 1), value=1).double() for values in (train, validation)
-    )
+    """Fit ±1 for each class by ridge regression; return the classes of the validation videos.
+
+    The penalty is that of the least leave-one-out error, which one singular value decomposition
+    gives for all penalties (Hastie, Tibshirani, Friedman: The Elements of Statistical Learning,
+    equation 7.64): the residual of each video divided by one minus its leverage.
+    """
+    mean = train.mean(dim=0)
+    std = train.std(dim=0) + 1e-6
+
+    def standardize(features: Tensor) -> Tensor:
+        """Standardize, and append a column of ones for the bias."""
+        return F.pad((features - mean) / std, (0, 1), value=1).double()
+
     target = 2 * F.one_hot(labels).double() - 1
-    u, s, vt = torch.linalg.svd(x, full_matrices=False)
+    u, s, vt = torch.linalg.svd(standardize(train), full_matrices=False)
+    projected = u.T @ target
 
-    def left_out_error(penalty: float) -> float:
-        hat = u * (s**2 / (s**2 + penalty))
-        return (
-            ((target - hat @ (u.T @ target)) / (1 - (hat * u).sum(dim=1, keepdim=True)))
-            .square()
-            .mean()
-            .item()
-        )
+    def leave_one_out_error(penalty: float) -> float:
+        scaled = u * (s**2 / (s**2 + penalty))
+        residuals = target - scaled @ projected
+        leverages = (scaled * u).sum(dim=1, keepdim=True)
+        return (residuals / (1 - leverages)).square().mean().item()
 
-    penalty = min(np.geomspace(1, 1e5, 21), key=left_out_error)
-    return (y @ vt.T @ ((s / (s**2 + penalty))[:, None] * (u.T @ target))).argmax(dim=1)
+    penalty = min(np.geomspace(1, 1e5, 21), key=leave_one_out_error)
+    weights = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
+    return (standardize(validation) @ weights).argmax(dim=1)
 
 
 if __name__ == "__main__":

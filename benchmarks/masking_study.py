@@ -1,24 +1,28 @@
 """Compare masking strategies: pre-train, probe and fine-tune every one with each seed.
 
-    python benchmarks/masking_study.py --preset cpu_clips --shards shards/train --validation shards/validation
+    python benchmarks/masking_study.py --preset cpu_clips --shards shards/train \
+        --validation shards/validation
 
-Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are classified by ridge
-regression and 20-NN (linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards
-(with --labels of them, others for each seed) are evaluated on --validation by evaluate.py, with their last weights.
-`scratch` is fine-tuned without pre-training.
+Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are
+classified by ridge regression and 20-NN (linear_baseline.py). Then an attentive probe and a
+fine-tuning run with the labels of --shards (with --labels of them, others for each seed) are evaluated
+on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without pre-training.
 
-A strategy is a masking or `scratch`, optionally with settings: `adaptive:model.sampler_depth=2,steps=900`.
-`section.key=value` applies to all runs. The presets are in benchmarks/masking_study.yaml. Re-running the command with
-the same --output resumes, on another machine from its points/*.json; further strategies, ratios or seeds are added to
-the table, by several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
+A strategy is a masking or `scratch`, optionally with settings:
+`adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are in
+benchmarks/masking_study.yaml. Re-running the command with the same --output resumes, on another
+machine from its points/*.json. Further strategies, ratios or seeds are added to the table, by several
+commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
 """
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +40,14 @@ from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.train import train
 from adamae.training.config import parse
 
-SCRATCH, BASELINE = "scratch", "random"
+SCRATCH = "scratch"
+BASELINE = "random"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
 MEASURES = ("finetune_top1", "attentive_probe_top1", "linear_top1", "knn_top1")
 NOTES = [
     "Top-1 of the last weights, mean over seeds; _std: their standard deviation.",
-    "_gain: mean difference to random masking of the same ratio and seed, _over_scratch: to training from scratch with"
-    " the same seed; _error: the difference's standard error over seeds.",
+    "_gain: mean difference to random masking of the same ratio and seed, _over_scratch: to training"
+    " from scratch with the same seed; _error: the difference's standard error over seeds.",
 ]
 
 
@@ -51,27 +56,34 @@ class Point:
     """What is pre-trained once."""
 
     strategy: str
-    mask_ratio: float | None  # None: from scratch
+    # None: from scratch.
+    mask_ratio: float | None
     seed: int
 
     @property
     def name(self) -> str:
-        ratio = "" if self.mask_ratio is None else f"-{self.mask_ratio:g}"
-        return f"{re.sub('[^0-9A-Za-z._-]', '_', self.strategy)}{ratio}-seed{self.seed}"
+        """The name of the point's files and folder."""
+        strategy = re.sub("[^0-9A-Za-z._-]", "_", self.strategy)
+        if self.mask_ratio is None:
+            return f"{strategy}-seed{self.seed}"
+        return f"{strategy}-{self.mask_ratio:g}-seed{self.seed}"
 
     @property
     def tasks(self) -> list[str]:
         """The training runs in order."""
-        return (
-            ["finetune"] if self.mask_ratio is None else ["pretrain", "attentive_probe", "finetune"]
-        )
+        if self.mask_ratio is None:
+            return ["finetune"]
+        return ["pretrain", "attentive_probe", "finetune"]
 
     def overrides(self) -> list[str]:
+        """List the settings of the point's name."""
         masking, _, settings = self.strategy.partition(":")
-        more = [*filter(None, settings.split(",")), f"seed={self.seed}"]
-        if self.mask_ratio is None:
-            return more
-        return [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}", *more]
+        overrides = []
+        if self.mask_ratio is not None:
+            overrides += [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}"]
+        if settings:
+            overrides += settings.split(",")
+        return [*overrides, f"seed={self.seed}"]
 
 
 def main() -> None:
@@ -80,13 +92,14 @@ def main() -> None:
 
 def run_study(options: argparse.Namespace) -> list[Row]:
     """Run what is missing in --output and write its table; return it."""
-    study = Study(options, options.output or results_folder(choose_device()) / "masking_study")
+    default_folder = results_folder(choose_device()) / "masking_study"
+    study = Study(options, options.output or default_folder)
     for number, point in enumerate(study.points, start=1):
         log(f"{point.name} ({number} of {len(study.points)})")
         study.run_point(point)
-    summary = summarize(
-        [read_json(file)["row"] for file in sorted(study.folder.glob("points/*.json"))]
-    )
+    # Those of other commands too.
+    results = sorted(study.folder.glob("points/*.json"))
+    summary = summarize(read_json(file)["row"] for file in results)
     study.report.write(summary)
     return summary
 
@@ -111,33 +124,39 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 class Study:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         """Check all configurations first, so that no error comes after hours."""
-        self.preset, self.options, self.folder = PRESETS[options.preset], options, folder
+        self.preset = PRESETS[options.preset]
+        self.options = options
+        self.folder = folder
         self.report = Report("masking_study", folder, choose_device(), NOTES)
-        pairs = make_grid(options.strategies, options.ratios) or [
-            tuple(pair) for pair in self.preset["points"]
+        pairs = make_grid(options.strategies, options.ratios) or self.preset["points"]
+        self.points = [
+            Point(strategy, ratio, seed)
+            for seed, (strategy, ratio) in product(options.seeds, pairs)
         ]
-        self.points = [Point(*pair, seed) for seed in options.seeds for pair in pairs]
         for point in self.points:
             for task in point.tasks:
                 parse([*self.settings(point, task), f"data.shards={options.shards}"])
 
     def settings(self, point: Point, task: str) -> list[str]:
         """List the overrides of one of a point's runs, without its paths."""
-        kinds = ["common", task] if task == "pretrain" else ["common", "labeled", task]
-        kinds += [SCRATCH] if point.mask_ratio is None else []
-        of_preset = [override for kind in kinds for override in self.preset.get(kind, [])]
-        given = [
-            f"task={task}",
-            *of_preset,
-            *self.options.overrides,
-            *point.overrides(),
-            "evaluation.every=null",
-        ]
-        labels = [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
-        return [*given, *labels] if self.options.labels and task != "pretrain" else given
+        is_labeled = task != "pretrain"
+        kinds = ["common", "labeled", task] if is_labeled else ["common", task]
+        if point.mask_ratio is None:
+            kinds.append(SCRATCH)
+        settings = [f"task={task}"]
+        # Later ones override earlier ones.
+        for kind in kinds:
+            settings += self.preset.get(kind, [])
+        settings += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
+        if is_labeled and self.options.labels:
+            settings += [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
+        return settings
 
     def run_point(self, point: Point) -> None:
-        """Train and evaluate a point, and write its result; refuse a result that was made with other settings."""
+        """Train and evaluate a point, and write its result, unless it is there.
+
+        Raise InputError if it was made with other settings.
+        """
         result = self.folder / "points" / f"{point.name}.json"
         settings = {task: self.settings(point, task) for task in point.tasks}
         if result.is_file():
@@ -146,33 +165,37 @@ class Study:
                     f"{result} was made with other settings; restore them or choose another --output"
                 )
             return
-        row: Row = {
-            **asdict(point),
-            **{name: self.report.about[name] for name in ("device", "commit")},
-        }
+        row: Row = asdict(point)
+        for name in ("device", "commit"):
+            row[name] = self.report.about[name]
         for task, overrides in settings.items():
             row |= self.run_task(task, overrides, self.folder / "runs" / point.name)
         result.parent.mkdir(parents=True, exist_ok=True)
         write_json(result, {"settings": settings, "row": row})
 
     def run_task(self, task: str, settings: list[str], runs: Path) -> Row:
-        """Train; return what the features or the classifier reach."""
-        run, shards, validation = runs / task, self.options.shards, self.options.validation
-        given = [*settings, f"data.shards={shards}", f"run={run}"]
+        """Train; return the top-1 accuracies of the features or of the classifier."""
+        run = runs / task
+        shards = self.options.shards
+        validation = self.options.validation
+        arguments = [*settings, f"data.shards={shards}", f"run={run}"]
         if task != "pretrain":
-            # The validation shards only refuse classes that do not match before the run: evaluate.py evaluates.
-            given.append(f"evaluation.shards={validation}")
-        if task != "pretrain" and (runs / "pretrain").is_dir():
-            given.append(f"init_from={runs / 'pretrain'}")
-        if not train(parse(given)):
+            # The run only compares the classes of these with its own, before it begins: evaluate.py
+            # evaluates.
+            arguments.append(f"evaluation.shards={validation}")
+            if (runs / "pretrain").is_dir():
+                arguments.append(f"init_from={runs / 'pretrain'}")
+        if not train(parse(arguments)):
             raise KeyboardInterrupt
         if task == "pretrain":
             if not self.preset.get("linear"):
                 return {}
-            return classify(*(encode_videos(run, videos) for videos in (shards, validation)))
-        views = [f"--{name}={count}" for name, count in self.preset.get("views", {}).items()]
-        newest, output = max((run / "checkpoints").glob("step-*")), f"--output={run / 'evaluation'}"
-        evaluate(parse_evaluation([str(newest), validation, *views, output]))
+            return classify(encode_videos(run, shards), encode_videos(run, validation))
+        newest = max((run / "checkpoints").glob("step-*"))
+        arguments = [str(newest), validation, f"--output={run / 'evaluation'}"]
+        for name, count in self.preset.get("views", {}).items():
+            arguments.append(f"--{name}={count}")
+        evaluate(parse_evaluation(arguments))
         return {f"{task}_top1": float(read_json(run / "evaluation/results.json")["top1"])}
 
 
@@ -183,13 +206,22 @@ def is_scratch(strategy: str) -> bool:
 def make_grid(
     strategies: list[str] | None, ratios: list[float] | None
 ) -> list[tuple[str, float | None]]:
-    """Combine every strategy with every ratio, training from scratch once."""
-    strategies, ratios = strategies or [], ratios or []
-    if all(map(is_scratch, strategies)) == bool(ratios):
+    """Combine every strategy with every ratio; scratch has none.
+
+    Raise InputError if there are ratios without a strategy that masks, or the other way round.
+    """
+    strategies = strategies or []
+    masks_tokens = not all(map(is_scratch, strategies))
+    if masks_tokens != bool(ratios):
         raise InputError(
             "give --ratios with --strategies that mask (not for scratch alone), or neither"
         )
-    pairs = [(s, ratio) for s in strategies for ratio in ([None] if is_scratch(s) else ratios)]
+    pairs: list[tuple[str, float | None]] = []
+    for strategy in strategies:
+        if is_scratch(strategy):
+            pairs.append((strategy, None))
+        else:
+            pairs += [(strategy, ratio) for ratio in ratios or []]
     return list(dict.fromkeys(pairs))
 
 
@@ -201,34 +233,48 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
     summary = []
     for (strategy, ratio), group in groups.items():
         line: Row = {"strategy": strategy, "mask_ratio": ratio, "seeds": len(group)}
-        bases = {"gain": (BASELINE, ratio), "over_scratch": (SCRATCH, None)}
-        for name in MEASURES:
-            if not (values := {row["seed"]: row[name] for row in group if name in row}):
+        baselines = {"gain": (BASELINE, ratio), "over_scratch": (SCRATCH, None)}
+        baselines = {name: key for name, key in baselines.items() if key != (strategy, ratio)}
+        for measure in MEASURES:
+            by_seed = select(group, measure)
+            if not by_seed:
                 continue
-            line |= {
-                name: statistics.mean(values.values()),
-                f"{name}_std": deviation(values.values()),
-            }
-            for title, base in bases.items():
-                others = {row["seed"]: row[name] for row in groups.get(base, []) if name in row}
-                gains = [value - others[seed] for seed, value in values.items() if seed in others]
-                if gains and base != (strategy, ratio):
-                    std = deviation(gains)
-                    line[f"{name}_{title}"] = statistics.mean(gains)
-                    line[f"{name}_{title}_error"] = None if std is None else std / len(gains) ** 0.5
-        summary.append(
-            {
-                name: round(value, 4) if isinstance(value, float) else value
-                for name, value in line.items()
-            }
-        )
-    return sorted(summary, key=lambda line: [-line.get(name, 0) for name in MEASURES])
+            line[measure] = round(statistics.mean(by_seed.values()), 4)
+            line[f"{measure}_std"] = round_or_none(deviation(by_seed.values()))
+            for name, key in baselines.items():
+                gains = pair_up(by_seed, select(groups.get(key, []), measure))
+                if gains:
+                    line[f"{measure}_{name}"] = round(statistics.mean(gains), 4)
+                    line[f"{measure}_{name}_error"] = round_or_none(standard_error(gains))
+        summary.append(line)
+    return sorted(summary, key=lambda line: [-line.get(measure, 0) for measure in MEASURES])
+
+
+def select(rows: list[Row], measure: str) -> dict[int, float]:
+    """Return a measure by seed, of the rows that have it."""
+    return {row["seed"]: row[measure] for row in rows if measure in row}
+
+
+def pair_up(by_seed: dict[int, float], baseline_by_seed: dict[int, float]) -> list[float]:
+    """Return the gains over a baseline with the same seed."""
+    seeds = by_seed.keys() & baseline_by_seed.keys()
+    return [by_seed[seed] - baseline_by_seed[seed] for seed in sorted(seeds)]
 
 
 def deviation(values: Iterable[float]) -> float | None:
     """Return the standard deviation; None of a single value."""
-    found = list(values)
-    return statistics.stdev(found) if len(found) > 1 else None
+    numbers = list(values)
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
+
+
+def standard_error(values: list[float]) -> float | None:
+    """Return the standard error of the mean; None of a single value."""
+    std = deviation(values)
+    return None if std is None else std / math.sqrt(len(values))
+
+
+def round_or_none(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def read_json(file: Path) -> Any:

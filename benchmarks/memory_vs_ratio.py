@@ -3,13 +3,16 @@
     python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--output FOLDER]
     python benchmarks/memory_vs_ratio.py --config configs/x.yaml [--batch-size 16] [section.key=value ...]
 
-With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU. Otherwise the memory
-of every point is predicted for a GPU at --batch-size, byte by byte and by part of the model. On a GPU every point is
-then measured, in a process of its own: the paper's setting first and, at the end, compiled. FOLDER gets
-memory_vs_ratio.json after every point, of which results_page.py makes a plot.
+With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU.
+
+Otherwise the memory of every point is predicted for a GPU at --batch-size, byte by byte and by part
+of the model. On a GPU every point is then measured, in a process of its own: the paper's setting
+first and, at the end, compiled. FOLDER gets memory_vs_ratio.json after every point, of which
+results_page.py makes a plot.
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,11 +38,11 @@ from adamae.training.config import parse
 
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 NOTES = [
-    "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`, what PyTorch"
-    " allocates.",
+    "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`,"
+    " what PyTorch allocates.",
     "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
-    "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak at batch 16 was 1"
-    " or 2 MiB higher.",
+    "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak"
+    " at batch 16 was 1 or 2 MiB higher.",
     "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2: other code on other GPUs.",
     "`gflop_per_clip` is without what checkpointing recomputes.",
     "On a CPU, GPU memory is predicted for bf16.",
@@ -51,7 +54,7 @@ class Point(NamedTuple):
     activation_checkpointing: bool = False
 
 
-PAPERS = Point(0.95)
+PAPER_POINT = Point(0.95)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,54 +77,66 @@ def main(arguments: list[str] | None = None) -> None:
         raise InputError(f"{options.overrides[0]} changes a run: name it with --config")
     report = Report("memory_vs_ratio", options.output, choose_device(), NOTES)
     rows = compare_points(report, ModelConfig(size=options.size), options.batch_size or 16)
-    print_table(
-        [
-            {name: value for name, value in row.items() if not name.startswith("at_peak")}
-            for row in rows
-        ]
-    )
+    print_table([drop_parts(row) for row in rows])
+
+
+def drop_parts(row: Row) -> Row:
+    """Leave out the memory by part, which makes a table too wide for a terminal."""
+    return {name: value for name, value in row.items() if not name.startswith("at_peak")}
 
 
 def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[Row]:
     """Predict the memory of each point, and measure it where there is a GPU."""
+    predicted = predict_points(report, base, batch_size)
     device = choose_device()
-    predicted: dict[Point, Row] = {}
-    for point in progress_bar(
-        [Point(ratio, way) for way in (False, True) for ratio in RATIOS], unit="point"
-    ):
-        predicted[point] = row = predict_row(replace(base, **point._asdict()), batch_size)
-        if point == PAPERS:
-            in_buckets = predict(base, batch_size, in_buckets=True)
-            row["ddp_predicted_peak_gib"] = round(sum(in_buckets.values()) / 2**30, 3)
-        if point.activation_checkpointing:
-            own = predicted[Point(point.mask_ratio)]["gflop_per_clip"]
-            row |= {
-                "gflop_per_clip": own,
-                "recomputed_gflop_per_clip": round(row["gflop_per_clip"] - own, 1),
-            }
-        report.write(list(predicted.values()))
     if device.type != "cuda":
         return list(predicted.values())
 
     def measure(case: tuple[Point, bool]) -> Row:
-        config = replace(base, **case[0]._asdict())
-        return in_fresh_process(measure_config, config, batch_size, 3, device, case[1])
+        point, compiled = case
+        config = replace(base, **point._asdict())
+        return in_fresh_process(measure_config, config, batch_size, 3, device, compiled)
 
-    def make_rows(found: dict[tuple[Point, bool], list[Row]]) -> list[Row]:
-        for (point, compiled), (measured,) in found.items():
+    def make_rows(results: dict[tuple[Point, bool], list[Row]]) -> list[Row]:
+        for (point, compiled), (measured,) in results.items():
             column = "compiled_measured_peak_gib" if compiled else "measured_peak_gib"
             predicted[point][column] = round(measured["peak_memory_gib"], 3)
         return list(predicted.values())
 
-    # Compiling takes as long as ten other points.
-    cases = [*((point, False) for point in sorted(predicted, key=PAPERS.__ne__)), (PAPERS, True)]
+    cases = [(PAPER_POINT, False)]
+    cases += [(point, False) for point in predicted if point != PAPER_POINT]
+    # Last, since compiling takes as long as ten other points.
+    cases.append((PAPER_POINT, True))
     return measure_cases(report, cases, measure, make_rows)
+
+
+def predict_points(report: Report, base: ModelConfig, batch_size: int) -> dict[Point, Row]:
+    """Predict the memory of each point; write the report after each."""
+    points = [
+        Point(ratio, checkpointing) for checkpointing, ratio in product((False, True), RATIOS)
+    ]
+    rows: dict[Point, Row] = {}
+    for point in progress_bar(points, unit="point"):
+        row = predict_row(replace(base, **point._asdict()), batch_size)
+        if point == PAPER_POINT:
+            in_buckets = predict(base, batch_size, in_buckets=True)
+            row["ddp_predicted_peak_gib"] = round(sum(in_buckets.values()) / 2**30, 3)
+        if point.activation_checkpointing:
+            without = rows[Point(point.mask_ratio)]["gflop_per_clip"]
+            row["recomputed_gflop_per_clip"] = round(row["gflop_per_clip"] - without, 1)
+            row["gflop_per_clip"] = without
+        rows[point] = row
+        report.write(list(rows.values()))
+    return rows
 
 
 def read_paper_memory() -> dict[float, float]:
     """Return the GB of the paper's Table 1b by mask ratio, of ViT-Base at batch 16."""
-    rows = read_yaml(ROOT / "benchmarks/ablations.yaml")["b"]["rows"]
-    return {float(row["overrides"][0].partition("=")[2]): row["memory_gb"] for row in rows}
+    memory = {}
+    for row in read_yaml(ROOT / "benchmarks/ablations.yaml")["b"]["rows"]:
+        _, _, mask_ratio = row["overrides"][0].partition("=")
+        memory[float(mask_ratio)] = row["memory_gb"]
+    return memory
 
 
 def predict_row(config: ModelConfig, batch_size: int) -> Row:

@@ -6,15 +6,16 @@ loss                  of masked tokens; 1.0 is the loss of predicting the per-pa
 correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
 tokens that move      of the visible ones (100 masks per clip), and of all
 
-The motion map is the fraction of a token that moving objects cover, for videos with the sidecar file that
-shard_tools/synthetic_videos.py writes. For other videos it is the mean change of brightness between neighboring frames,
-which is not ground truth: noise and camera shake count too. Moving tokens are those that are covered by more than half;
-by change of brightness, the 20 % that change most.
+The motion map is the fraction of a token that moving objects cover, for videos with the sidecar file
+that shard_tools/synthetic_videos.py writes. For other videos it is the mean change of brightness
+between neighboring frames, which is not ground truth: noise and camera shake count too. Moving tokens
+are those that are covered by more than half; by change of brightness, the 20 % that change most.
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ from adamae.model.weights.load_model import load_adamae
 from adamae.model.weights.read_config import trained_rate
 from adamae.pipeline.config import DataConfig
 
-NUM_CLIPS, BATCH_SIZE = 320, 16
+NUM_CLIPS = 320
+BATCH_SIZE = 16
 # Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
 NUM_SAMPLES = 100
 
@@ -59,68 +61,68 @@ def main() -> None:
 
 
 def describe(row: Row) -> Iterator[str]:
-    yield f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos (1: the mean of each patch)"
+    yield (
+        f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos"
+        " (1: the mean of each patch)"
+    )
     if "correlation" in row:
         yield (
-            f"correlation with motion: {row['correlation']:.2f} (0: uniform sampler; motion by {row['motion']});"
-            f" {row['moving_fraction_visible']:.0%} of the visible tokens move, of all {row['moving_fraction_all']:.0%}"
+            f"correlation with motion: {row['correlation']:.2f}"
+            f" (0: uniform sampler; motion by {row['motion']});"
+            f" {row['moving_fraction_visible']:.0%} of the visible tokens move,"
+            f" of all {row['moving_fraction_all']:.0%}"
         )
 
 
 @explain_bad_logits()
 @torch.no_grad()
 def measure(model: AdaMAE, videos: Path, data: DataConfig) -> Row:
-    """Measure a model; raises InputError where nothing moves, and as read_clips does."""
-    shape, device = (
-        (model.config.num_frames, model.config.image_size),
-        next(model.parameters()).device,
-    )
-    clips = list(read_clips([videos], *shape, data, NUM_CLIPS))
+    """Measure a model on its device. Raise InputError where nothing moves, and as read_clips does."""
+    config = model.config
+    device = next(model.parameters()).device
+    clips = list(read_clips([videos], config.num_frames, config.image_size, data, NUM_CLIPS))
     has_truth = all(find_sidecar(clip.video).is_file() for clip in clips)
-    motions = [
-        (read_true_motion if has_truth else measure_brightness_change)(clip, model.config)
-        for clip in clips
-    ]
+    find_motion = read_true_motion if has_truth else measure_brightness_change
+    motions = [find_motion(clip, config) for clip in clips]
     if not any(motion.is_moving.any() for motion in motions):
         raise InputError(f"nothing moves in {videos}: choose other videos")
     batches = torch.stack([clip.frames for clip in clips]).to(device).split(BATCH_SIZE)
     outputs = [
-        model(batch, seed=0, offset=number * BATCH_SIZE) for number, batch in enumerate(batches)
+        model(batch, seed=0, offset=index * BATCH_SIZE) for index, batch in enumerate(batches)
     ]
+    losses = torch.cat([output.loss_per_token for output in outputs])
     row: Row = {
         "num_clips": len(clips),
         "motion": "moving objects" if has_truth else "change of brightness",
-        "reconstruction_loss": torch.cat([output.loss_per_token for output in outputs])
-        .mean()
-        .item(),
+        "reconstruction_loss": losses.mean().item(),
     }
     if model.token_sampler.learns:
-        row |= compare_with_motion(
-            model, torch.cat([output.log_probs for output in outputs]), motions
-        )
+        log_probs = torch.cat([output.log_probs for output in outputs])
+        row |= compare_with_motion(model, log_probs, motions)
     return row
 
 
 def compare_with_motion(
     model: AdaMAE, log_probs: Float[Tensor, "V N"], motions: list[Motion]
 ) -> Row:
-    """Measure how well the sampling probability follows motion, over the clips in which something moves."""
-    correlations, visible, everywhere = [], [], []
+    """Measure how well the sampling probability follows motion, where something moves."""
+    correlations = []
+    fractions_visible = []
+    fractions_all = []
     for index, (motion, log_p) in enumerate(zip(motions, log_probs, strict=True)):
         if motion.amount.std() == 0:
             continue
-        masks = model.token_sampler.sample(
-            log_p.expand(NUM_SAMPLES, -1), seed=0, offset=index * NUM_SAMPLES
-        )
-        correlations.append(torch.corrcoef(torch.stack((log_p.cpu().exp(), motion.amount)))[0, 1])
-        visible.append(motion.is_moving[masks.visible_ids.cpu()].float().mean())
-        everywhere.append(motion.is_moving.float().mean())
-    metrics = {
-        "correlation": correlations,
-        "moving_fraction_visible": visible,
-        "moving_fraction_all": everywhere,
+        copies = log_p.expand(NUM_SAMPLES, -1)
+        masks = model.token_sampler.sample(copies, seed=0, offset=index * NUM_SAMPLES)
+        pair = torch.stack((log_p.cpu().exp(), motion.amount))
+        correlations.append(torch.corrcoef(pair)[0, 1].item())
+        fractions_visible.append(motion.is_moving[masks.visible_ids.cpu()].float().mean().item())
+        fractions_all.append(motion.is_moving.float().mean().item())
+    return {
+        "correlation": mean(correlations),
+        "moving_fraction_visible": mean(fractions_visible),
+        "moving_fraction_all": mean(fractions_all),
     }
-    return {name: torch.stack(values).mean().item() for name, values in metrics.items()}
 
 
 def find_sidecar(video: Path) -> Path:
@@ -128,23 +130,26 @@ def find_sidecar(video: Path) -> Path:
 
 
 def read_true_motion(clip: Clip, config: ModelConfig) -> Motion:
-    """Map the boxes of moving objects through the same scaling and center crop as the frames (figures/clips.py)."""
+    """Paint the boxes of moving objects, and crop the middle as of the frames (figures/clips.py)."""
     recorded = json.loads(find_sidecar(clip.video).read_text(encoding="utf-8"))
     side = min(recorded["width"], recorded["height"])
-    left, top = (recorded["width"] - side) / 2, (recorded["height"] - side) / 2
+    left = (recorded["width"] - side) / 2
+    top = (recorded["height"] - side) / 2
     painted = torch.zeros(config.num_frames, side, side)
-    for frame, number in enumerate(clip.numbers):
-        for box in recorded["moving_boxes"][number]:
-            edges = zip(box[:4], (left, top, left, top), strict=True)
-            x0, y0, x1, y1 = (max(0, round(edge - offset)) for edge, offset in edges)
-            painted[frame, y0:y1, x0:x1] = 1
+    for index, number in enumerate(clip.numbers):
+        for x0, y0, x1, y1, *_ in recorded["moving_boxes"][number]:
+            rows = slice(max(0, round(y0 - top)), max(0, round(y1 - top)))
+            columns = slice(max(0, round(x0 - left)), max(0, round(x1 - left)))
+            painted[index, rows, columns] = 1
     amount = average_per_token(painted, config)
     return Motion(amount, amount > 0.5)
 
 
 def measure_brightness_change(clip: Clip, config: ModelConfig) -> Motion:
+    """Measure how much each token brightens or darkens from frame to frame."""
     brightness = clip.frames.float().mean(dim=-1)
     change = (brightness[1:] - brightness[:-1]).abs()
+    # The first frame has none before it, and counts as the second one does.
     amount = average_per_token(torch.cat((change[:1], change)), config)
     return Motion(amount, amount > amount.quantile(0.8))
 

@@ -1,14 +1,18 @@
-"""Measure data-loading throughput on real videos: this loader beside others, on the same videos and cores.
+"""Measure data-loading throughput on real videos: this loader beside others, on the same videos.
 
-    python benchmarks/pipeline_throughput.py VIDEOS [--encodes h264 mjpeg copy] [--seconds 10] [--output FOLDER]
+    python benchmarks/pipeline_throughput.py VIDEOS [--encodes h264 mjpeg copy] [--seconds 10] \
+        [--output FOLDER]
 
-VIDEOS is a folder. Shards are made with every encode (kept in --work), and each loader runs in a process of its own,
-over the original files and over files of the same re-encoded bytes as in the shards. SPDL, torchcodec and decord take
-part if they are installed: `pip install -e .[peers]`, and FFmpeg's shared libraries for the first two (SPDL 0.8,
-torchcodec 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package ffmpeg). They cut the very clips
-that this loader (`adamae`) cuts, and these are checked first. The bound is `decoding`: PyAV from packets to frames of
-the same clips, in as many threads, without anything else. Clips per CPU-second is the metric that other programs on the
-machine do not disturb.
+VIDEOS is a folder. Shards are made with every encode (kept in --work), and each loader runs in a
+process of its own, over the original files and over the same re-encoded bytes as in the shards.
+SPDL, torchcodec, decord and webdataset (which decodes by torchcodec) take part if they are
+installed: `pip install -e .[peers]`, and FFmpeg's shared libraries for SPDL and torchcodec (SPDL
+0.8, torchcodec 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package ffmpeg).
+
+All cut the clips of one plan, and these are checked before anything is timed. webdataset cuts one
+clip of each video again and again, as it streams tars and looks nothing up. The bound is
+`decoding`: PyAV from packets to frames of the same clips, in as many threads, without anything
+else. Clips per CPU-second is the metric that other programs on the machine do not disturb.
 """
 
 import subprocess
@@ -20,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import av
 import numpy as np
@@ -41,7 +45,16 @@ from adamae.benchmarks.harness import (
     print_table,
     require,
 )
-from adamae.benchmarks.peers.loaders import NUM_FRAMES, PEERS, SIDE, load_batches
+from adamae.benchmarks.peers.loaders import (
+    FILE_PEERS,
+    NUM_FRAMES,
+    PEERS,
+    SIDE,
+    WEBDATASET,
+    cut_with_torchcodec,
+    load_batches,
+    load_with_webdataset,
+)
 from adamae.common.cpus import count_cpus
 from adamae.common.devices import choose_device
 from adamae.common.errors import InputError, run_command
@@ -56,24 +69,32 @@ from adamae.shard_tools.plan import make_key
 
 PEER_BATCH = 8
 WARM_UP_BATCHES = 4
-CHECKED_CLIPS = 16  # which take a second of many cores
-MAX_DIFFERENCE = 4  # gray levels, on average over a clip, from PIL's scaling
+# The check decodes whole videos, which takes a second of many cores for so many clips.
+CHECKED_CLIPS = 16
+# Gray levels on average over a clip, from PIL's scaling.
+MAX_DIFFERENCE = 4
+# A clip must not be nearer to the frames beside its own, by more than decoders differ.
+NEIGHBOR_MARGIN = 0.05
 NOTE = (
-    f"Clips of {NUM_FRAMES} frames, {SIDE}², every {DEFAULT_STRIDE}th source frame, after {WARM_UP_BATCHES}"
-    " batches, in as many threads or worker processes as there are cores. relative_to_reference: clips per CPU-second,"
-    f" relative to the fastest of {', '.join(PEERS)} on the original files, or the first row without them. decoding:"
-    " packets to frames alone. dali_share: of the clips, PyAV decodes the others. videos_left_out: what a loader reads"
-    " wrong, and is not measured with."
+    f"Clips of {NUM_FRAMES} frames, {SIDE}², every {DEFAULT_STRIDE}th source frame, after"
+    f" {WARM_UP_BATCHES} batches, in as many threads or worker processes as there are cores."
+    " relative_to_reference: clips per CPU-second, relative to the fastest of"
+    f" {', '.join(PEERS)} on the original files, or the first row without them. decoding: packets"
+    " to frames alone. dali_share: of the clips, PyAV decodes the others. videos_left_out: what a"
+    " loader reads wrong, and is not measured with."
 )
 
 
 class Case(NamedTuple):
     """One row of the table."""
 
-    loader: str  # adamae, decoding or one of PEERS
+    # adamae, decoding or one of PEERS
+    loader: str
     decoder: str
-    encode: str  # of the shards; original: the files as they were
-    repeats: int = 1  # clips per decoded video
+    # Of the shards; original: the files as they were.
+    encode: str
+    # Clips per decoded video.
+    repeats: int = 1
     batch_size: int = PEER_BATCH
 
 
@@ -81,66 +102,83 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_videos(["h264", "mjpeg", "copy"])
     parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
-    of_own = "of this loader; auto: whole batches go to whoever is free"
     parser.add_argument(
-        "--decoders", nargs="+", choices=("pyav", "dali", "auto"), default=["pyav"], help=of_own
+        "--decoders",
+        nargs="+",
+        choices=("pyav", "dali", "auto"),
+        default=["pyav"],
+        help="of this loader; auto: whole batches go to whoever is free",
     )
     options = parser.parse_args(arguments)
     device = choose_device()
     work = prepare_shards(options.videos, options.work, {*options.encodes, "copy"})
-    videos = len(ShardDataset.open(work / "copy").samples)
-    about = {"videos": videos, "seconds": options.seconds, "threads": count_cpus()}
+    about = {
+        "videos": len(ShardDataset.open(work / "copy").samples),
+        "seconds": options.seconds,
+        "threads": count_cpus(),
+    }
     report = Report("pipeline_throughput", options.output, device, [NOTE], **about)
-    batch_size = options.batch_size or (64 if device.type == "cuda" else PEER_BATCH)
+    default_batch_size = 64 if device.type == "cuda" else PEER_BATCH
+    batch_size = options.batch_size or default_batch_size
     cases = list_cases(options.encodes, options.decoders, batch_size)
     measure_case = partial(in_fresh_process, measure, work, options.seconds, device.type)
     print_table(measure_cases(report, cases, measure_case, make_rows))
 
 
+def list_peers() -> list[str]:
+    """List the peers of which all that they need is installed."""
+    return [name for name, modules in PEERS.items() if all(map(find_spec, modules))]
+
+
 def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list[Case]:
     """List the peers on the original files, then every loader on every encode."""
-    peers = [name for name in PEERS if find_spec(name)]
-    cases = [Case(name, name, "original") for name in peers]
+    peers = list_peers()
+    cases = [make_peer_case(name, "original") for name in peers]
     for encode in encodes:
-        if encode != "copy":  # copied files are the originals
-            cases += [Case(name, name, encode) for name in peers]
+        # Copied files are the originals.
+        if encode != "copy":
+            cases += [make_peer_case(name, encode) for name in peers]
         cases.append(Case("decoding", "pyav", encode))
-        cases += [
-            Case("adamae", decoder, encode, repeats, batch_size)
-            for decoder in decoders
-            for repeats in (1, 2)
-        ]
+        for decoder, repeats in product(decoders, (1, 2)):
+            cases.append(Case("adamae", decoder, encode, repeats, batch_size))
     return cases
 
 
-def make_rows(found: dict[Case, list[Row]]) -> list[Row]:
-    rows = [{**case._asdict(), **measured} for case, (measured,) in found.items()]
-    peers = [row for row in rows if row["loader"] in PEERS and row["encode"] == "original"]
-    reference = max(row["clips_per_cpu_second"] for row in peers or rows[:1])
-    return [
-        {**row, "relative_to_reference": row["clips_per_cpu_second"] / reference} for row in rows
-    ]
+def make_peer_case(name: str, encode: str) -> Case:
+    # webdataset reads tars; what it needs beside itself decodes.
+    return Case(name, PEERS[name][-1], encode)
+
+
+def make_rows(results: dict[Case, list[Row]]) -> list[Row]:
+    """Make a row for each case, with its speed relative to the fastest peer's on original files."""
+    rows = [{**case._asdict(), **measured} for case, (measured,) in results.items()]
+    references = [row for row in rows if row["loader"] in PEERS and row["encode"] == "original"]
+    if not references:
+        references = rows[:1]
+    reference = max(row["clips_per_cpu_second"] for row in references)
+    for row in rows:
+        row["relative_to_reference"] = row["clips_per_cpu_second"] / reference
+    return rows
 
 
 def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> Path:
-    """Make shards of the videos with every encode, such as h264 or h264-size (--tune size), each in a folder of the one
-    that is returned.
+    """Make shards of the videos with every encode, each in a folder of the one that is returned.
 
-    Their samples are written beside them as files, for the loaders that need files.
+    An encode is a codec, such as h264, or h264-size: make_shards.py's --tune size. The samples are
+    written beside the shards as files, for the loaders that need files. Raise InputError if
+    make_shards.py fails.
     """
-    work = work or Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / make_key(
-        str(videos.resolve())
-    )
+    if work is None:
+        folder_name = make_key(str(videos.resolve()))
+        work = Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / folder_name
+    program = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py")]
     for encode in encodes:
         codec, _, tune = encode.partition("-")
-        settings = ["--encode", codec, *(["--tune", tune] if tune else []), "--unlabeled"]
-        command = [
-            sys.executable,
-            str(ROOT / "shard_tools" / "make_shards.py"),
-            str(videos),
-            str(work / encode),
-        ]
-        if subprocess.run([*command, *settings], stdout=subprocess.DEVNULL).returncode:
+        settings = ["--encode", codec]
+        if tune:
+            settings += ["--tune", tune]
+        command = [*program, str(videos), str(work / encode), *settings, "--unlabeled"]
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
             raise InputError(f"making shards of {videos} failed, see above")
         write_files(work / encode)
     return work
@@ -154,17 +192,23 @@ def write_files(folder: Path) -> None:
         path = file_of(dataset, folder, index)
         if path.exists():
             continue
-        if sample.container != "mp4":
+        if sample.container == "mp4":
+            remux(dataset.read_video(index), path)
+        else:
             path.write_bytes(dataset.read_video(index))
-            continue
-        with open_video(dataset.read_video(index)) as source, av.open(path, "w") as target:
-            video = main_stream(source)
-            assert video is not None
-            stream = target.add_stream_from_template(video)
-            for packet in source.demux(video):
-                if packet.dts is not None:  # the demuxer's last one is empty
-                    packet.stream = stream
-                    target.mux(packet)
+
+
+def remux(video: bytes, path: Path) -> None:
+    """Write the packets of a video into a plain MP4."""
+    with open_video(video) as source, av.open(path, "w") as target:
+        source_stream = main_stream(source)
+        assert source_stream is not None
+        stream = target.add_stream_from_template(source_stream)
+        for packet in source.demux(source_stream):
+            # The demuxer's last packet is empty.
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
 
 
 def file_of(dataset: ShardDataset, folder: Path, index: int) -> Path:
@@ -175,17 +219,21 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
     """Run one loader for `seconds`, in a process of its own."""
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
-    with open_batches(case, folder, torch.device(device)) as (batches, columns):
+    with open_batches(case, folder, torch.device(device)) as (batch_sizes, columns):
         for _ in range(WARM_UP_BATCHES):
-            next(batches)
-        clips, cpu, started = 0, cpu_seconds(), time.perf_counter()
-        while (wall := time.perf_counter() - started) < seconds:
-            clips += next(batches)
-        cpu = cpu_seconds() - cpu
+            next(batch_sizes)
+        num_clips = 0
+        cpu_start = cpu_seconds()
+        start = time.perf_counter()
+        elapsed = 0.0
+        while elapsed < seconds:
+            num_clips += next(batch_sizes)
+            elapsed = time.perf_counter() - start
+        cpu = cpu_seconds() - cpu_start
     speeds = {
-        "clips_per_second": clips / wall,
-        "clips_per_cpu_second": clips / cpu,
-        "cores_busy": cpu / wall,
+        "clips_per_second": num_clips / elapsed,
+        "clips_per_cpu_second": num_clips / cpu,
+        "cores_busy": cpu / elapsed,
     }
     return {**speeds, **columns}
 
@@ -194,11 +242,12 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
 def open_batches(
     case: Case, folder: Path, device: torch.device
 ) -> Iterator[tuple[Iterator[int], Row]]:
-    """Open the sizes of the batches as they come; columns of the loader's own are complete at the end of the block."""
-    dataset, columns = (
-        ShardDataset.open(folder),
-        dict[str, Any](dali_share=None, videos_left_out=[]),
-    )
+    """Open the sizes of a loader's batches, as the batches come, and columns of its own.
+
+    The columns are complete at the end of the block. Raise InputError if its clips are wrong.
+    """
+    columns: Row = {"dali_share": None, "videos_left_out": []}
+    dataset = ShardDataset.open(folder)
     plan = make_plan(dataset, DataConfig(), case.batch_size)
     if case.loader == "adamae":
         config = DataConfig(
@@ -209,34 +258,69 @@ def open_batches(
         with open_loader(folder, config, case.batch_size, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), columns
             if case.decoder != "pyav":
-                columns["dali_share"] = loader.counters["dali_clips"] / loader.counters["clips"]
+                counters = loader.counters
+                columns["dali_share"] = counters["dali_clips"] / counters["clips"]
     elif case.loader == "decoding":
         decode = partial(decode_only, dataset)
         yield map(len, load_batches(decode, map(plan.row, count()), case.batch_size)), columns
     else:
-
-        def cut(row: PlanRow) -> Tensor:
-            return PEERS[case.loader](str(file_of(dataset, folder, row.sample)), row)
-
-        every_video = [plan.row(number) for number in range(plan.clips_per_epoch)]
-        faults = find_faults(dataset, every_video, cut)
-        for fault in faults.values():
-            print(f"{case.loader} is not measured with {fault}", file=sys.stderr)
-        right = len(every_video) - len(faults)
-        require(
-            f"{case.loader} reads most videos right",
-            right > len(faults),
-            f"{right} of {len(every_video)}",
-        )
+        # An epoch has a row for every video.
+        rows = [plan.row(position) for position in range(plan.clips_per_epoch)]
+        cut = make_cut(case.loader, dataset, folder)
+        faults = find_peer_faults(case.loader, dataset, rows, cut)
         columns["videos_left_out"] = [dataset.samples[sample].key for sample in faults]
-        rows = (row for row in map(plan.row, count()) if row.sample not in faults)
-        yield map(len, load_batches(cut, rows, case.batch_size)), columns
+        batches: Iterator[Tensor]
+        if case.loader == WEBDATASET:
+            row_by_key = {
+                dataset.samples[row.sample].key: row for row in rows if row.sample not in faults
+            }
+            shards = sorted(folder.glob("*.tar"))
+            batches = load_with_webdataset(shards, row_by_key, case.batch_size)
+        else:
+            endless_rows = (row for row in map(plan.row, count()) if row.sample not in faults)
+            batches = load_batches(cut, endless_rows, case.batch_size)
+        yield map(len, batches), columns
+
+
+def make_cut(loader: str, dataset: ShardDataset, folder: Path) -> Callable[[PlanRow], Tensor]:
+    """Return the function by which a peer cuts a planned clip."""
+
+    def cut_bytes(row: PlanRow) -> Tensor:
+        return cut_with_torchcodec(dataset.read_video(row.sample), row)
+
+    def cut_file(row: PlanRow) -> Tensor:
+        return FILE_PEERS[loader](str(file_of(dataset, folder, row.sample)), row)
+
+    return cut_bytes if loader == WEBDATASET else cut_file
+
+
+def find_peer_faults(
+    loader: str,
+    dataset: ShardDataset,
+    rows: Sequence[PlanRow],
+    cut: Callable[[PlanRow], Tensor],
+) -> dict[int, str]:
+    """Return what is wrong with a peer's clips, by sample; print each.
+
+    Raise InputError if it is most of them.
+    """
+    faults = find_faults(dataset, rows, cut)
+    for fault in faults.values():
+        print(f"{loader} is not measured with {fault}", file=sys.stderr)
+    num_right = len(rows) - len(faults)
+    require(
+        f"{loader} reads most videos right",
+        num_right > len(faults),
+        f"{num_right} of {len(rows)}",
+    )
+    return faults
 
 
 def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
     """Decode the frames of a clip, and drop them: no cropping, scaling or colors."""
     video = dataset.read_clip(row.sample, row.frames)
-    return torch.tensor(sum(1 for _ in Video(video.data, video.num_frames).frames(video.numbers)))
+    frames = Video(video.data, video.num_frames).frames(video.numbers)
+    return torch.tensor(sum(1 for _ in frames))
 
 
 @contextmanager
@@ -247,7 +331,8 @@ def open_loader(
     dataset = ShardDataset.open(folder)
     plan = make_plan(dataset, config, batch_size)
     with ClipLoader(dataset, plan, device, config, None) as loader:
-        rows, clips = plan.batch(0), next(loader.batches(0)).clip.cpu()
+        rows = plan.batch(0)
+        clips = next(loader.batches(0)).clip.cpu()
         faults = find_faults(dataset, rows[:CHECKED_CLIPS], lambda row: clips[rows.index(row)])
         require("clips are what the plan says", not faults, "; ".join(faults.values()))
         yield loader
@@ -267,41 +352,67 @@ def find_faults(
     def find(row: PlanRow) -> str:
         try:
             return find_fault(dataset, row, cut(row).numpy())
-        except Exception as error:  # each library raises what it likes
+        # Each library has exceptions of its own.
+        except Exception as error:
             return f"{type(error).__name__}: {error}"[:200]
 
     with ThreadPoolExecutor() as pool:
         faults = list(pool.map(find, rows))
-    faulty = {}
+    fault_by_sample = {}
     for row, fault in zip(rows, faults, strict=True):
         if fault:
-            faulty[row.sample] = f"{dataset.describe_location(row.sample)} {fault}"
-    return faulty
+            location = dataset.describe_location(row.sample)
+            fault_by_sample[row.sample] = f"{location} {fault}"
+    return fault_by_sample
 
 
 def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
-    """Compare a clip with whole frames, cropped and scaled with PIL, and with the frames beside them.
+    """Compare a clip uint8 [T, H, W, C] with frames that PIL crops and scales.
 
-    Return what is wrong, "" if nothing is.
+    A clip must also be nearer to its own frames than to those before and after them. Return what
+    is wrong, "" if nothing is.
     """
-    sample = dataset.samples[row.sample]
     if len(clip) != len(row.frames):
         return f"has {len(clip)} frames instead of {len(row.frames)}"
-    around = [
-        min(max(0, number + step), sample.num_frames - 1)
-        for number in row.frames
-        for step in (0, -1, 1)
-    ]
-    frames = decode_frames(dataset.read_video(row.sample), around, sample.num_frames)
+    num_frames = dataset.samples[row.sample].num_frames
+
+    def shift_frames(step: int) -> list[int]:
+        return [min(max(0, number + step), num_frames - 1) for number in row.frames]
+
+    before, own, after = map(shift_frames, (-1, 0, 1))
+    expected = make_expected_frames(dataset, row, {*before, *own, *after})
+
+    def measure_difference(numbers: list[int]) -> float:
+        differences = [
+            np.abs(expected[number] - pixels).mean()
+            for number, pixels in zip(numbers, clip, strict=True)
+        ]
+        return float(np.mean(differences))
+
+    difference = measure_difference(own)
+    if difference >= MAX_DIFFERENCE:
+        return f"is {difference:.1f} off"
+    if difference > min(measure_difference(before), measure_difference(after)) + NEIGHBOR_MARGIN:
+        return "has the frames beside the right ones"
+    return ""
+
+
+def make_expected_frames(
+    dataset: ShardDataset, row: PlanRow, numbers: Iterable[int]
+) -> dict[int, np.ndarray]:
+    """Decode frames of a row's video, and crop, scale and flip them as the row says, by PIL."""
+    sample = dataset.samples[row.sample]
+    ordered = sorted(numbers)
+    frames = decode_frames(dataset.read_video(row.sample), ordered, sample.num_frames)
+    _, height, width, _ = frames.shape
     # The plan's boxes are in square pixels, which those of copies need not be.
-    x, y, w, h = row.crop.within((sample.width, sample.height), (frames.shape[2], frames.shape[1]))
-    crops = (Image.fromarray(frame[y : y + h, x : x + w]) for frame in frames)
-    images = [np.asarray(crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)) for crop in crops]
-    expected = np.stack(images)[:, :, :: -1 if row.flip else 1].astype(int)
-    right, before, after = (float(np.abs(expected[step::3] - clip).mean()) for step in range(3))
-    if right >= MAX_DIFFERENCE:
-        return f"is {right:.1f} off"
-    return "has the frames beside the right ones" if right > min(before, after) + 0.05 else ""
+    x, y, w, h = row.crop.within((sample.width, sample.height), (width, height))
+    images = {}
+    for number, frame in zip(ordered, frames, strict=True):
+        crop = Image.fromarray(frame[y : y + h, x : x + w])
+        image = np.asarray(crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)).astype(int)
+        images[number] = image[:, ::-1] if row.flip else image
+    return images
 
 
 if __name__ == "__main__":

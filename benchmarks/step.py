@@ -1,7 +1,6 @@
 """The speed and memory of one pre-training step as `train.py` takes it."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -22,25 +21,27 @@ def measure_config(
     compiled: Compile = False,
 ) -> Row:
     """Measure a pre-training step, for a process of its own."""
-    step = partial(
-        PretrainingStep.of(config, device, compiled), noise_clip(config, batch_size, device)
-    )
-    return measure_step(step, repetitions, device)
+    step = PretrainingStep.of(config, device, compiled)
+    clip = noise_clip(config, batch_size, device)
+    return measure_step(lambda: step(clip), repetitions, device)
 
 
 def measure_step(step: Callable[[], object], repetitions: int, device: torch.device) -> Row:
-    """Return the milliseconds of each step, the seconds that this process and its workers computed in all of them, and
-    the peak memory (on a CPU, of this process, Python included)."""
+    """Return the milliseconds of each step, and the CPU time and peak memory of all.
+
+    CPU time is that of this process and its workers. Peak memory is in GiB, on a CPU that of this
+    process, Python included.
+    """
     step()
     if device.type == "cuda":
-        # The first steps compile and tune, which takes memory, once; the next ones bring a GPU to its usual clock.
-        time_calls(step, device, 9, 1)
+        # The first steps compile and tune, which takes memory once. The next ones bring a GPU to its
+        # usual clock.
+        time_calls(step, device, warmup=9, repetitions=1)
         torch.cuda.reset_peak_memory_stats(device)
-    cpu = cpu_seconds()
-    milliseconds = time_calls(step, device, 0, repetitions)
-    cpu = cpu_seconds() - cpu
+    cpu_start = cpu_seconds()
+    milliseconds = time_calls(step, device, warmup=0, repetitions=repetitions)
     return {
         "milliseconds": milliseconds,
-        "cpu_seconds": cpu,
+        "cpu_seconds": cpu_seconds() - cpu_start,
         "peak_memory_gib": peak_memory_gib(device),
     }

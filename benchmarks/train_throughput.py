@@ -2,13 +2,15 @@
 
     python benchmarks/train_throughput.py [--batch-size N [N ...]] [--size base] [--output FOLDER]
 
-Same machine, size, mask ratio and AdamW, bf16 autocast (fp32 on a CPU without native bf16). First, the losses for the
-same weights, clips and masks must be equal. Every implementation has a process of its own in every round, rounds
-alternate between them, and the quartiles are over all rounds. On a GPU the step is measured compiled, too; at a second
-batch size, and with CUDA graphs, only adaptive masking's compiled step is, which is what is fastest.
+Machine, size, mask ratio and AdamW are the same, and bf16 autocast is (fp32 on a CPU without native
+bf16). First, the losses for the same weights, clips and masks must be equal. Every implementation has
+a process of its own in every round, rounds alternate between them, and the quartiles are over all
+rounds. On a GPU the step is also measured compiled. Larger batches and CUDA graphs are measured with
+adaptive masking's compiled step alone, which is the fastest.
 """
 
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,22 +37,23 @@ from adamae.training.accounting import count_flops
 from adamae.training.config import Compile
 from adamae.training.timing import noise_clip
 
-EAGER, COMPILED, GRAPHS = (
-    "this repository",
-    "this repository, compiled",
-    "this repository, CUDA graphs",
-)
+EAGER = "this repository"
+COMPILED = "this repository, compiled"
+GRAPHS = "this repository, CUDA graphs"
 COMPILE: dict[str, Compile] = {EAGER: False, COMPILED: True, GRAPHS: "reduce-overhead"}
+# The mask ratio and the baseline of each masking.
 RACES = {
     "adaptive": (0.95, PUBLISHED),
     "random": (0.9, HUGGING_FACE),
-}  # by masking: mask ratio and baseline
-LOSS_TOLERANCE = 1e-4  # relative, in fp32
+}
+# Relative, in fp32.
+LOSS_TOLERANCE = 1e-4
 NOTES = [
-    f"`speed_up`: clips/s relative to the baseline ({PUBLISHED}, under adaptive masking, {HUGGING_FACE} under random);"
-    " on a CPU, clips per second of CPU time, by `cpu_ms_per_clip`, the least of all rounds over all threads: other"
-    " programs disturb the other columns of time. `memory_ratio`: peak memory against the baseline's, at the same batch"
-    " size; on a CPU that of the whole process, Python included, with CUDA graphs what PyTorch reserves.",
+    f"`speed_up`: clips/s relative to the baseline ({PUBLISHED}, under adaptive masking,"
+    f" {HUGGING_FACE} under random); on a CPU, clips per second of CPU time, by `cpu_ms_per_clip`,"
+    " the least of all rounds over all threads: other programs disturb the other columns of time."
+    " `memory_ratio`: peak memory against the baseline's, at the same batch size; on a CPU that of"
+    " the whole process, Python included, with CUDA graphs what PyTorch reserves.",
     "`mfu`: of the rate that one large matrix product sustained in the same run.",
 ]
 
@@ -62,25 +65,22 @@ class Case(NamedTuple):
 
 
 def make_model_config(size: str, masking: str) -> ModelConfig:
+    mask_ratio, _ = RACES[masking]
     choices: Any = {"size": size, "masking": masking}
-    return ModelConfig(mask_ratio=RACES[masking][0], **choices)
+    return ModelConfig(mask_ratio=mask_ratio, **choices)
 
 
 def list_cases(batch_sizes: list[int], on_gpu: bool) -> list[Case]:
     """List the races, the baseline first, and what is measured of adaptive masking alone."""
-    own = [EAGER, COMPILED] if on_gpu else [EAGER]
-    cases = [
-        Case(masking, name, batch_sizes[0])
-        for masking, (_, peer) in RACES.items()
-        for name in (peer, *own)
-    ]
-    more = [
-        Case("adaptive", name, size)
-        for size in batch_sizes
-        for name in (COMPILED, GRAPHS)
-        if on_gpu
-    ]
-    return list(dict.fromkeys(cases + more))
+    implementations = [EAGER, COMPILED] if on_gpu else [EAGER]
+    cases = []
+    for masking, (_, peer) in RACES.items():
+        cases += [Case(masking, name, batch_sizes[0]) for name in (peer, *implementations)]
+    if on_gpu:
+        for batch_size, name in product(batch_sizes, (COMPILED, GRAPHS)):
+            cases.append(Case("adaptive", name, batch_size))
+    # One of these is in its race already.
+    return list(dict.fromkeys(cases))
 
 
 def check_losses(size: str, device: torch.device) -> None:
@@ -89,11 +89,13 @@ def check_losses(size: str, device: torch.device) -> None:
         config = make_model_config(size, masking)
         with device:
             model = AdaMAE(config).eval()
-        peer, clip = PEERS[name](model).eval(), noise_clip(config, 1, device)
+        peer = PEERS[name](model).eval()
+        clip = noise_clip(config, 1, device)
         with torch.no_grad():
             output = model(clip, 0, 0)
             mask = torch.zeros(1, config.num_tokens, dtype=torch.bool, device=device)
-            loss = peer(peer.prepare(clip), mask.scatter_(1, output.masked_ids, True)).item()
+            mask.scatter_(1, output.masked_ids, True)
+            loss = peer(peer.prepare(clip), mask).item()
         expected = output.loss.item()
         agrees = abs(loss / expected - 1) < LOSS_TOLERANCE
         harness.require(f"{name} has AdaMAE's loss", agrees, f"{loss:.6f} against {expected:.6f}")
@@ -102,59 +104,64 @@ def check_losses(size: str, device: torch.device) -> None:
 @explain_out_of_memory("lower --batch-size")
 def measure(size: str, repetitions: int, case: Case) -> Row:
     """Measure in a process of its own."""
-    device, config = choose_device(), make_model_config(size, case.masking)
+    device = choose_device()
+    config = make_model_config(size, case.masking)
     if case.implementation in PEERS:
-        step = make_step(case.implementation, config, noise_clip(config, case.batch_size, device))
-        return measure_step(step, repetitions, device)
-    found = measure_config(
-        config, case.batch_size, repetitions, device, COMPILE[case.implementation]
-    )
-    if case.implementation == GRAPHS:  # what replayed kernels write does not count as allocated
-        found["peak_memory_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
-    return found
+        clip = noise_clip(config, case.batch_size, device)
+        return measure_step(make_step(case.implementation, config, clip), repetitions, device)
+    compiled = COMPILE[case.implementation]
+    measured = measure_config(config, case.batch_size, repetitions, device, compiled)
+    if case.implementation == GRAPHS:
+        # What replayed kernels write does not count as allocated.
+        measured["peak_memory_gib"] = torch.cuda.max_memory_reserved(device) / 2**30
+    return measured
 
 
 def make_row(case: Case, rounds: list[Row]) -> Row:
-    milliseconds = np.concatenate([found["milliseconds"] for found in rounds])
+    milliseconds = np.concatenate([measured["milliseconds"] for measured in rounds])
     lower, median, upper = np.quantile(milliseconds, (0.25, 0.5, 0.75)).round(3).tolist()
+    mask_ratio, _ = RACES[case.masking]
     row: Row = {
         **case._asdict(),
-        "mask_ratio": RACES[case.masking][0],
+        "mask_ratio": mask_ratio,
         "step_median_ms": median,
         "step_lower_ms": lower,
         "step_upper_ms": upper,
         "repetitions": len(milliseconds),
         "clips_per_second": case.batch_size / median * 1e3,
-        "peak_memory_gib": round(max(found["peak_memory_gib"] for found in rounds), 3),
+        "peak_memory_gib": round(max(measured["peak_memory_gib"] for measured in rounds), 3),
     }
     if not torch.cuda.is_available():
-        clips = case.batch_size * len(rounds[0]["milliseconds"])
-        row["cpu_ms_per_clip"] = round(
-            min(found["cpu_seconds"] for found in rounds) * 1e3 / clips, 1
-        )
+        num_clips = case.batch_size * len(rounds[0]["milliseconds"])
+        seconds = min(measured["cpu_seconds"] for measured in rounds)
+        row["cpu_ms_per_clip"] = round(seconds * 1e3 / num_clips, 1)
     return row
 
 
-def make_rows(clips_per_second: dict[str, float], found: dict[Case, list[Row]]) -> list[Row]:
+def make_rows(bounds: dict[str, float], results: dict[Case, list[Row]]) -> list[Row]:
     """Make a row for each case, with the speed and memory relative to its baseline's.
 
-    clips_per_second: by masking, what products alone would reach at the rate of a large one.
+    bounds: by masking, the clips/s of a step that is nothing but products at the rate of a large one.
     """
-    rows = [make_row(case, rounds) for case, rounds in found.items()]
+    rows = [make_row(case, rounds) for case, rounds in results.items()]
     baselines = {row["masking"]: row for row in rows if row["implementation"] in PEERS}
     for row in rows:
-        if baseline := baselines.get(row["masking"]):
+        baseline = baselines.get(row["masking"])
+        if baseline is not None:
             row["speed_up"] = round(speed(row) / speed(baseline), 2)
             if row["batch_size"] == baseline["batch_size"]:
                 row["memory_ratio"] = round(row["peak_memory_gib"] / baseline["peak_memory_gib"], 2)
-        if row is not baseline:  # whose unread tokens of the last block, for one, are no work
-            row["mfu"] = round(row["clips_per_second"] / clips_per_second[row["masking"]], 3)
+        # A baseline computes more than the bound counts, such as tokens that nobody reads.
+        if row is not baseline:
+            row["mfu"] = round(row["clips_per_second"] / bounds[row["masking"]], 3)
     return rows
 
 
 def speed(row: Row) -> float:
     """Return clips per second; on a CPU, per second of CPU time, which other programs do not disturb."""
-    return 1e3 / row["cpu_ms_per_clip"] if "cpu_ms_per_clip" in row else row["clips_per_second"]
+    if "cpu_ms_per_clip" in row:
+        return 1e3 / row["cpu_ms_per_clip"]
+    return row["clips_per_second"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -174,16 +181,21 @@ def main(arguments: list[str] | None = None) -> None:
     check_losses(options.size, device)
     precision = choose_precision(device, "bf16")
     matmul = round(matmul_tflops(device, precision), 2)
-    checked = f"losses of all implementations equal within {LOSS_TOLERANCE}, fp32, same weights, clip and mask"
+    checked = (
+        f"losses of all implementations equal within {LOSS_TOLERANCE}, fp32, same weights, clip and"
+        " mask"
+    )
     report.about |= {"checked": checked, "precision": precision, "matmul_tflops": matmul}
-    bounds = {m: matmul * 1e12 / count_flops(make_model_config(options.size, m), 1) for m in RACES}
-    cases = list_cases(options.batch_size or ([64, 128] if on_gpu else [2]), on_gpu)
-    measure_case = partial(
-        in_fresh_process, measure, options.size, options.repetitions or (30 if on_gpu else 4)
-    )
-    print_table(
-        measure_cases(report, cases, measure_case, partial(make_rows, bounds), options.rounds)
-    )
+    bounds = {}
+    for masking in RACES:
+        flops_per_clip = count_flops(make_model_config(options.size, masking), 1)
+        bounds[masking] = matmul * 1e12 / flops_per_clip
+    batch_sizes = options.batch_size or ([64, 128] if on_gpu else [2])
+    repetitions = options.repetitions or (30 if on_gpu else 4)
+    cases = list_cases(batch_sizes, on_gpu)
+    measure_case = partial(in_fresh_process, measure, options.size, repetitions)
+    rows = measure_cases(report, cases, measure_case, partial(make_rows, bounds), options.rounds)
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """Other libraries as loaders for video pre-training.
 
-SPDL, torchcodec and decord cut the very clips of a plan in threads, each with one thread of FFmpeg, into uint8.
-The crop, the antialiased bilinear scaling and the flip are torch's: SPDL's FFmpeg filters took 1.05 times and
-torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards).
+SPDL, torchcodec and decord cut the very clips of a plan from files, in threads, each with one thread
+of FFmpeg. webdataset reads the shards as their format is meant to be read: it streams whole tars in
+processes of PyTorch's DataLoader, and torchcodec cuts the clip of each video in them.
+
+The crop, the antialiased bilinear scaling and the flip are torch's: SPDL's FFmpeg filters took 1.05
+times and torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
@@ -17,52 +22,70 @@ from torch.nn import functional as F
 from adamae.common.cpus import count_cpus
 from adamae.pipeline.planning.plan import PlanRow
 
-NUM_FRAMES, SIDE = 16, 224
-BATCHES_AHEAD = 2  # the threads never wait for a batch to be taken
+NUM_FRAMES = 16
+SIDE = 224
+# So many that no thread ever waits for a batch to be taken.
+BATCHES_AHEAD = 2
 
-CutClip = Callable[[str, PlanRow], UInt8[Tensor, "T H W C"]]  # of the video in a file
+# Cuts a planned clip out of the video in a file, which is named by its path.
+CutClip = Callable[[str, PlanRow], UInt8[Tensor, "T H W C"]]
 
 
 class SpdlCutter:
-    """Cuts with SPDL: packets from the key frame before a clip on go through one filter graph. Its function for single
-    frames (`sample_decode_video`) makes a graph for every key frame: 1.6 times the CPU time on original files."""
+    """Cuts with SPDL: packets from the key frame before a clip on go through one filter graph.
+
+    SPDL's function for single frames (`sample_decode_video`) makes a graph for every key frame,
+    which took 1.6 times the CPU time on original files.
+    """
 
     def __init__(self) -> None:
-        self._times: dict[str, list[float]] = {}  # of a file's frames, in seconds; read once
+        # The times of a file's frames in seconds, read once.
+        self._times: dict[str, list[float]] = {}
 
     def __call__(self, path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
         import spdl.io
 
         if path not in self._times:
             self._times[path] = spdl.io.demux_video(path).get_timestamps()
-        times, wanted = self._times[path], sorted(set(row.frames))
-        first, last = wanted[0], wanted[-1]
-        end = (times[last] + times[last + 1]) / 2 if last + 1 < len(times) else times[last] + 1
-        start = (
-            (times[first - 1] + times[first]) / 2 if first else None
-        )  # some files cannot seek to their first frame
-        numbers = "+".join(f"eq(n,{number - first})" for number in wanted)
-        filters = [f"trim=start={start}", f"select='{numbers}'", "format=pix_fmts=rgb24"][
-            start is None :
-        ]
-        packets = spdl.io.demux_video(path, timestamp=None if start is None else (start, end))
+        times = self._times[path]
+        numbers = sorted(set(row.frames))
+        first = numbers[0]
+        window = _find_window(times, first, last=numbers[-1])
+        chosen = "+".join(f"eq(n,{number - first})" for number in numbers)
+        filters = [f"select='{chosen}'", "format=pix_fmts=rgb24"]
+        if window is not None:
+            filters.insert(0, f"trim=start={window[0]}")
         frames = spdl.io.decode_packets(
-            packets,
+            spdl.io.demux_video(path, timestamp=window),
             ",".join(filters),
             spdl.io.decode_config(decoder_options={"threads": "1"}),
-            num_frames=len(wanted),
+            num_frames=len(numbers),
         )
         clip = spdl.io.to_torch(spdl.io.convert_frames(frames))
-        if len(wanted) < len(row.frames):
-            clip = clip[[wanted.index(number) for number in row.frames]]
+        if len(numbers) < len(row.frames):
+            # A short video repeats its last frame.
+            clip = clip[[numbers.index(number) for number in row.frames]]
         return crop_and_scale(clip, row)
 
 
-def cut_with_torchcodec(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+def _find_window(times: Sequence[float], first: int, last: int) -> tuple[float, float] | None:
+    """Return the seconds to demux for frames `first` to `last`, halfway to their neighbors.
+
+    Return None for a clip that begins with the video: some files cannot seek to their first frame.
+    """
+    if first == 0:
+        return None
+    end = times[last] + 1
+    if last + 1 < len(times):
+        end = (times[last] + times[last + 1]) / 2
+    return (times[first - 1] + times[first]) / 2, end
+
+
+def cut_with_torchcodec(video: str | bytes, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
     from torchcodec.decoders import VideoDecoder
 
-    video = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
-    return crop_and_scale(video.get_frames_at(list(row.frames)).data, row)
+    decoder = VideoDecoder(video, num_ffmpeg_threads=1, dimension_order="NHWC")
+    return crop_and_scale(decoder.get_frames_at(list(row.frames)).data, row)
 
 
 def cut_with_decord(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
@@ -73,29 +96,74 @@ def cut_with_decord(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
 
 
 def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tensor, "T h w C"]:
-    """Channels stay last in memory, for which torch has AVX2 code."""
     x, y, w, h = row.crop
+    # Channels stay last in memory: torch scales these with AVX2.
     images = frames[:, y : y + h, x : x + w].permute(0, 3, 1, 2)
-    clip = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True).permute(
-        0, 2, 3, 1
-    )
+    scaled = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+    clip = scaled.permute(0, 2, 3, 1)
     return clip.flip(2) if row.flip else clip
 
 
-PEERS: dict[str, CutClip] = {
+# Each is named like the module that it needs.
+FILE_PEERS: dict[str, CutClip] = {
     "spdl": SpdlCutter(),
     "torchcodec": cut_with_torchcodec,
     "decord": cut_with_decord,
+}
+WEBDATASET = "webdataset"
+# What each peer needs to be installed.
+PEERS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in FILE_PEERS},
+    WEBDATASET: (WEBDATASET, "torchcodec"),
 }
 
 
 def load_batches(
     cut: Callable[[PlanRow], Tensor], rows: Iterator[PlanRow], batch_size: int
 ) -> Iterator[Tensor]:
-    """Yield batches of the clips of endless `rows`, each cut by one of as many threads as there are cores."""
+    """Yield batches of the clips of endless `rows`, cut by as many threads as there are cores."""
     pending: deque[Future[Tensor]] = deque()
     with ThreadPoolExecutor(count_cpus()) as pool:
         for row in rows:
             pending.append(pool.submit(cut, row))
             if len(pending) == (1 + BATCHES_AHEAD) * batch_size:
                 yield torch.stack([pending.popleft().result() for _ in range(batch_size)])
+
+
+class CutSample:
+    """Cuts a video's planned clip out of a sample of a tar, in a worker of DataLoader."""
+
+    def __init__(self, rows: Mapping[str, PlanRow]) -> None:
+        """Take the rows of the plan by the keys of their videos."""
+        self.rows = rows
+
+    def is_planned(self, sample: dict[str, Any]) -> bool:
+        return sample["__key__"] in self.rows
+
+    def __call__(self, sample: dict[str, Any]) -> UInt8[Tensor, "T H W C"]:
+        # Beside the video, a sample holds its JSON and what begins with underscores.
+        (video,) = (
+            value for name, value in sample.items() if name != "json" and not name.startswith("__")
+        )
+        torch.set_num_threads(1)
+        return cut_with_torchcodec(video, self.rows[sample["__key__"]])
+
+
+def load_with_webdataset(
+    shards: Sequence[Path], rows: Mapping[str, PlanRow], batch_size: int
+) -> Iterator[Tensor]:
+    """Yield batches of clips [B, T, H, W, C] of shards that are read again and again.
+
+    rows: the clip to cut out of each video, by its key; other videos are left out.
+    """
+    import webdataset
+
+    cut = CutSample(rows)
+    # Resampled shards make an endless stream, of which every worker has its own.
+    samples = webdataset.WebDataset([str(shard) for shard in shards], resampled=True)
+    clips = samples.select(cut.is_planned).map(cut)
+    batches = clips.batched(batch_size, collation_fn=torch.stack, partial=False)
+    loader = webdataset.WebLoader(
+        batches, batch_size=None, num_workers=count_cpus(), prefetch_factor=BATCHES_AHEAD
+    )
+    yield from loader

@@ -1,7 +1,8 @@
-"""The published AdaMAE's step, written afresh as the baseline to be faster than: it computes in the way of that code.
+"""The published AdaMAE's step, written afresh as the baseline to be faster than.
 
-Attention matrices are materialized, tokens go the way of token_path.py, and gradients of the sampling loss reach the
-tokenizer. Parameters are named as in model.AdaMAE, of which they are taken.
+It computes in the way of that code: attention matrices are materialized, tokens go the way of
+token_path.py, and gradients of the sampling loss reach the tokenizer. Parameters have the names of
+model.AdaMAE's, from which they are loaded.
 """
 
 from functools import partial
@@ -24,7 +25,8 @@ def make_block(
     """Make BEiT's block, which the published code has copied, with attention matrices that are materialized."""
     norm: Any = partial(nn.LayerNorm, eps=eps)
     block: Any = Block(width, num_heads, qkv_bias=qv_bias, proj_drop=dropout, norm_layer=norm)
-    block.mlp.drop1.p = 0.0  # dropout follows the second layer only
+    # Dropout follows the second layer only.
+    block.mlp.drop1.p = 0.0
     block.attn.fused_attn = False
     return block
 
@@ -35,28 +37,25 @@ def make_transformer(width: int, depth: int, num_heads: int) -> nn.ModuleDict:
 
 
 class NaiveAdaMAE(nn.Module):
-    """Adaptive masking with the paper's sampler (one attention block), with the weights of `model`, on its device."""
+    """Adaptive masking with the paper's sampler, which is one attention block."""
 
     token_sampler: Any
     decoder: Any
 
     def __init__(self, model: AdaMAE) -> None:
+        """Take the weights of `model`, on its device."""
         super().__init__()
-        self.config = config = model.config
-        size, t, p = config.dimensions, config.tubelet_size, config.patch_size
-        width, narrow = size.encoder_width, size.decoder_width
-        self.positions = model.encoder.positions, model.decoder.positions
-        self.tokenizer = nn.Conv3d(3, width, (t, p, p), stride=(t, p, p))
-        sampler = nn.Sequential(
-            make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5)
-        )
-        self.token_sampler = nn.ModuleDict({"body": sampler, "logit": nn.Linear(width, 1)})
-        self.token_sampler.positions = nn.Parameter(torch.zeros(config.num_tokens, width))
-        self.encoder = make_transformer(width, size.encoder_depth, size.encoder_heads)
-        self.decoder = make_transformer(narrow, size.decoder_depth, size.decoder_heads)
-        self.decoder["embed"] = nn.Linear(width, narrow, bias=False)
-        self.decoder["head"] = nn.Linear(narrow, config.patch_values)
-        self.decoder.mask_token = nn.Parameter(torch.zeros(narrow))
+        config = model.config
+        size = config.dimensions
+        t = config.tubelet_size
+        p = config.patch_size
+        self.config = config
+        self.encoder_positions = model.encoder.positions
+        self.decoder_positions = model.decoder.positions
+        self.tokenizer = nn.Conv3d(3, size.encoder_width, (t, p, p), stride=(t, p, p))
+        self.token_sampler = self._make_sampler(size.encoder_width)
+        self.encoder = make_transformer(size.encoder_width, size.encoder_depth, size.encoder_heads)
+        self.decoder = self._make_decoder()
         state = model.state_dict()
         weight = state.pop("tokenizer.projection.weight")
         state["tokenizer.weight"] = rearrange(weight, "d (t h w c) -> d c t h w", t=t, h=p, w=p)
@@ -64,29 +63,43 @@ class NaiveAdaMAE(nn.Module):
         self.load_state_dict(state)
         self.to(weight.device)
 
+    def _make_sampler(self, width: int) -> nn.ModuleDict:
+        block = make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5)
+        parts: dict[str, nn.Module] = {"body": nn.Sequential(block), "logit": nn.Linear(width, 1)}
+        sampler = nn.ModuleDict(parts)
+        sampler.positions = nn.Parameter(torch.zeros(self.config.num_tokens, width))
+        return sampler
+
+    def _make_decoder(self) -> nn.ModuleDict:
+        size = self.config.dimensions
+        width = size.decoder_width
+        decoder = make_transformer(width, size.decoder_depth, size.decoder_heads)
+        decoder["embed"] = nn.Linear(size.encoder_width, width, bias=False)
+        decoder["head"] = nn.Linear(width, self.config.patch_values)
+        decoder.mask_token = nn.Parameter(torch.zeros(width))
+        return decoder
+
     def prepare(self, clip: Tensor) -> Float[Tensor, "B C T H W"]:
         return token_path.normalized_clip(clip).contiguous()
 
     def forward(
         self, pixels: Float[Tensor, "B C T H W"], mask: Bool[Tensor, "B N"] | None = None
     ) -> Tensor:
-        """Return the loss. mask: mask these tokens, where it is True, instead of sampled ones."""
-        config, sampler, encoder, decoder = (
-            self.config,
-            self.token_sampler,
-            self.encoder,
-            self.decoder,
-        )
+        """Return the loss. mask: tokens to mask, where it is True, in place of sampled ones."""
+        config = self.config
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
+        sampler = self.token_sampler
         logits = sampler["logit"](sampler["body"](tokens + sampler.positions)).squeeze(-1)
         sampled, probabilities = token_path.sample_mask(logits, config.num_visible)
-        mask = sampled if mask is None else mask
-        visible = encoder["blocks"](token_path.gather(tokens, mask, self.positions[0]))
-        features = decoder["embed"](encoder["norm"](visible))
-        x = decoder["blocks"](
-            token_path.scatter(features, decoder.mask_token, self.positions[1], mask)
-        )
-        pred = decoder["head"](decoder["norm"](x[:, visible.shape[1] :]))
+        if mask is None:
+            mask = sampled
+        visible = token_path.gather(tokens, mask, self.encoder_positions)
+        features = self.encoder["norm"](self.encoder["blocks"](visible))
+        decoder = self.decoder
+        embedded = decoder["embed"](features)
+        x = token_path.scatter(embedded, decoder.mask_token, self.decoder_positions, mask)
+        masked = decoder["blocks"](x)[:, visible.shape[1] :]
+        pred = decoder["head"](decoder["norm"](masked))
         loss_per_token = token_path.patch_loss(
             pred, pixels, mask, config.tubelet_size, config.patch_size
         )

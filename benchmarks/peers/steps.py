@@ -1,7 +1,7 @@
-"""The training steps to compare with, each as its own code takes it, with the same weights and the same AdamW.
+"""The training steps to compare with, each as its own code takes it, with the same weights and AdamW.
 
-A peer's `prepare` makes of uint8 clips what its loader hands to it, so that this is not timed; called with that and a
-mask [B, N], True = masked, the peer returns its loss.
+A peer's `prepare` turns uint8 clips into what its loader hands to it, so that this is not timed.
+Called with that and a mask [B, N], True where a token is masked, the peer returns its loss.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,10 @@ from adamae.model.weights.pretrained import Weights
 
 
 class HuggingFaceVideoMAE(nn.Module):
-    """With the weights of `model`, which masks at random, on its device."""
+    """transformers' VideoMAE."""
 
     def __init__(self, model: AdaMAE) -> None:
+        """Take the weights of `model`, which masks at random, on its device."""
         super().__init__()
         try:
             from transformers import VideoMAEForPreTraining
@@ -45,7 +46,8 @@ class HuggingFaceVideoMAE(nn.Module):
         return loss
 
 
-PUBLISHED, HUGGING_FACE = "published step, re-implemented", "Hugging Face VideoMAE"
+PUBLISHED = "published step, re-implemented"
+HUGGING_FACE = "Hugging Face VideoMAE"
 PEERS: dict[str, type[NaiveAdaMAE | HuggingFaceVideoMAE]] = {
     PUBLISHED: NaiveAdaMAE,
     HUGGING_FACE: HuggingFaceVideoMAE,
@@ -57,17 +59,12 @@ def make_step(implementation: str, config: ModelConfig, clip: Tensor) -> Callabl
     with clip.device:
         model = AdaMAE(config)
     peer = PEERS[implementation](model)
-    pixels = peer.prepare(clip)
-    inputs = [pixels]
-    if (
-        implementation == HUGGING_FACE
-    ):  # VideoMAE's loader samples masks; not timed, as in no other implementation
+    inputs = [peer.prepare(clip)]
+    # VideoMAE's loader samples masks; as in no other implementation, that is not timed.
+    if implementation == HUGGING_FACE:
         order = torch.rand(len(clip), config.num_tokens, device=clip.device).argsort(dim=1)
-        inputs.append(
-            torch.ones_like(order, dtype=torch.bool).scatter_(
-                1, order[:, : config.num_visible], False
-            )
-        )
+        mask = torch.ones_like(order, dtype=torch.bool)
+        inputs.append(mask.scatter_(1, order[:, : config.num_visible], False))
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
 
     def step() -> Tensor:
@@ -78,5 +75,7 @@ def make_step(implementation: str, config: ModelConfig, clip: Tensor) -> Callabl
         optimizer.zero_grad()
         return loss
 
+    if implementation != PUBLISHED:
+        return step
     # The published loop looks at every step whether its loss is finite.
-    return (lambda: step().item()) if implementation == PUBLISHED else step
+    return lambda: step().item()

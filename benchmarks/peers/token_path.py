@@ -1,7 +1,8 @@
-"""The token path as the published code goes it: boolean masks, float targets of every patch, a Categorical a clip.
+"""The token path as the published code goes it.
 
-Written from its behavior, for naive_adamae.py and for benchmarks/kernel_speed.py to measure against. Masks are bool
-[B, N], True = masked.
+It has boolean masks, float targets of every patch, and a Categorical per clip. This is written from
+its behavior, for naive_adamae.py and for benchmarks/kernel_speed.py to measure against. Masks are bool
+[B, N], True where a token is masked.
 """
 
 import torch
@@ -21,13 +22,14 @@ def crop_resize(
     height: int,
     width: int,
 ) -> Tensor:
-    """8-bit planes uint8 [B, T, bytes], one box of even numbers -> RGB uint8 [B, T, H, W, 3]; chroma is centered."""
+    """Turn 8-bit planes uint8 [B, T, bytes] into RGB uint8 [B, T, height, width, 3].
+
+    box: left, top, width and height, all even: chroma has half the size of luma, and is centered.
+    """
     x, y, w, h = box
     luma, *chroma = split_planes(frames.flatten(0, 1), *stored, 1)
-    crops = (
-        luma[:, y : y + h, x : x + w],
-        *(half[:, y // 2 : (y + h) // 2, x // 2 : (x + w) // 2] for half in chroma),
-    )
+    crops = [luma[:, y : y + h, x : x + w]]
+    crops += [half[:, y // 2 : (y + h) // 2, x // 2 : (x + w) // 2] for half in chroma]
     planes = [
         interpolate(crop[:, None], (height, width), mode="bilinear", antialias=True)
         for crop in crops
@@ -37,7 +39,7 @@ def crop_resize(
 
 
 def sample_mask(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """logits [B, N] -> mask, probabilities [B, N]."""
+    """Return a mask of all but `k` tokens, and the probabilities, both [B, N], of logits [B, N]."""
     probabilities = torch.softmax(logits.float(), dim=-1)
     visible = torch.multinomial(probabilities, k, replacement=False)
     mask = torch.ones_like(probabilities)
@@ -46,7 +48,7 @@ def sample_mask(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def gather(x: Tensor, mask: Tensor, table: Tensor) -> Tensor:
-    """Positions are added to all tokens [B, N, D] before the visible ones are picked."""
+    """Return the visible ones of tokens [B, N, D]; positions are added to all of them before."""
     x = x + table.to(x.dtype)
     return x[~mask].reshape(x.shape[0], -1, x.shape[2])
 
@@ -60,48 +62,52 @@ def scatter(features: Tensor, mask_token: Tensor, table: Tensor, mask: Tensor) -
 
 
 def normalized_clip(clip: Tensor) -> Tensor:
-    """uint8 [B, T, H, W, 3] -> what the published loader hands to the model: float [B, 3, T, H, W], normalized."""
-    mean, std = (
-        torch.tensor(values, device=clip.device).view(3, 1, 1, 1)
-        for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
+    """Turn uint8 [B, T, H, W, 3] into what the published loader hands to the model.
+
+    That is float [B, 3, T, H, W], normalized.
+    """
+    mean = channel_values(IMAGENET_MEAN, clip.device)
+    std = channel_values(IMAGENET_STD, clip.device)
     return (clip.movedim(4, 1).float() / 255 - mean) / std
 
 
+def channel_values(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a value per channel, to be used with [B, 3, T, H, W]."""
+    return torch.tensor(values, device=device).view(3, 1, 1, 1)
+
+
 def patches(clip: Tensor, tubelet_size: int, patch_size: int, dtype: torch.dtype) -> Tensor:
-    """The tokenizer's input as one matrix, from a uint8 clip."""
+    """Return the tokenizer's input as a matrix [B, N, P], from a uint8 clip."""
     pattern = "b c (t p0) (h p1) (w p2) -> b (t h w) (p0 p1 p2 c)"
-    return rearrange(
-        normalized_clip(clip), pattern, p0=tubelet_size, p1=patch_size, p2=patch_size
-    ).to(dtype)
+    pixels = normalized_clip(clip)
+    return rearrange(pixels, pattern, p0=tubelet_size, p1=patch_size, p2=patch_size).to(dtype)
 
 
 def patch_loss(
     pred: Tensor, clip: Tensor, mask: Tensor, tubelet_size: int, patch_size: int
 ) -> Tensor:
-    """MSE of normalized patches [B, M]; the float clip is there already, as the published loader gives it."""
+    """Return the mean squared error [B, M] to normalized patches of a clip as the loader gives it."""
     with torch.no_grad():
-        mean, std = (
-            torch.tensor(v, device=clip.device).view(3, 1, 1, 1)
-            for v in (IMAGENET_MEAN, IMAGENET_STD)
-        )
-        pixels = clip * std + mean  # in [0, 1]
+        mean = channel_values(IMAGENET_MEAN, clip.device)
+        std = channel_values(IMAGENET_STD, clip.device)
+        # In [0, 1] again.
+        pixels = clip * std + mean
         pattern = "b c (t p0) (h p1) (w p2) -> b (t h w) (p0 p1 p2) c"
         squeezed = rearrange(pixels, pattern, p0=tubelet_size, p1=patch_size, p2=patch_size)
         centered = squeezed - squeezed.mean(dim=-2, keepdim=True)
         normalized = centered / (squeezed.var(dim=-2, unbiased=True, keepdim=True).sqrt() + 1e-6)
-        labels = rearrange(normalized, "b n p c -> b n (p c)")[mask].reshape(
-            clip.shape[0], -1, pred.shape[-1]
-        )
+        vectors = rearrange(normalized, "b n p c -> b n (p c)")
+        labels = vectors[mask].reshape(clip.shape[0], -1, pred.shape[-1])
     return (pred.float() - labels).square().mean(dim=-1)
 
 
 def sampling_loss(probabilities: Tensor, mask: Tensor, loss_per_token: Tensor) -> Tensor:
+    """Return the sampling loss, one clip after the other."""
     losses = []
-    for clip_probabilities, clip_mask, losses_of_clip in zip(
-        probabilities, mask, loss_per_token.detach(), strict=True
-    ):
-        distribution = torch.distributions.Categorical(probs=clip_probabilities)
-        log_probs = distribution.log_prob(torch.arange(len(clip_mask), device=mask.device))
-        losses.append(-(log_probs[clip_mask] * losses_of_clip).mean())
+    token_losses = loss_per_token.detach()
+    ids = torch.arange(mask.shape[1], device=mask.device)
+    for index in range(len(mask)):
+        distribution = torch.distributions.Categorical(probs=probabilities[index])
+        log_probs = distribution.log_prob(ids)
+        losses.append(-(log_probs[mask[index]] * token_losses[index]).mean())
     return torch.stack(losses).mean()

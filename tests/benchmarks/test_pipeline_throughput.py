@@ -81,14 +81,14 @@ def test_videos_that_another_library_reads_wrong_are_left_out(
 
     case = Case("spdl", "spdl", "h264", batch_size=2)
     for library, left_out in ((cut_with_pyav, []), (cut, ["v1", "v3"])):
-        monkeypatch.setitem(loaders.PEERS, "spdl", library)
+        monkeypatch.setitem(loaders.FILE_PEERS, "spdl", library)
         row = measure(shards, 0.1, "cpu", case)
         assert row["clips_per_second"] > 0
         assert sorted(row["videos_left_out"]) == left_out
     said = capsys.readouterr().err
     assert "v1 has the frames beside the right ones\n" in said
     assert "v3 RuntimeError: cannot seek\n" in said
-    monkeypatch.setitem(loaders.PEERS, "spdl", lambda path, row: cut_with_pyav(path, row)[1:])
+    monkeypatch.setitem(loaders.FILE_PEERS, "spdl", lambda path, row: cut_with_pyav(path, row)[1:])
     with pytest.raises(InputError, match="spdl reads most videos right"):
         measure(shards, 0.1, "cpu", case)
 
