@@ -160,10 +160,8 @@ def load_with_webdataset(
 
     cut = CutSample(rows)
     # Resampled shards make an endless stream, of which every worker has its own.
-    samples = webdataset.WebDataset([str(shard) for shard in shards], resampled=True)
+    paths = [str(shard) for shard in shards]
+    samples = webdataset.WebDataset(paths, resampled=True, shardshuffle=False)
     clips = samples.select(cut.is_planned).map(cut)
     batches = clips.batched(batch_size, collation_fn=torch.stack, partial=False)
-    loader = webdataset.WebLoader(
-        batches, batch_size=None, num_workers=count_cpus(), prefetch_factor=BATCHES_AHEAD
-    )
-    yield from loader
+    yield from webdataset.WebLoader(batches, batch_size=None, num_workers=count_cpus())

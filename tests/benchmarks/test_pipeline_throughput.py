@@ -93,6 +93,20 @@ def test_videos_that_another_library_reads_wrong_are_left_out(
         measure(shards, 0.1, "cpu", case)
 
 
+def test_webdataset_streams_the_shards(shards: Path, monkeypatch) -> None:
+    def cut(video: bytes, row: PlanRow) -> torch.Tensor:
+        frames = decode_frames(video, list(row.frames))
+        return crop_and_scale(torch.from_numpy(frames), row)
+
+    for module in (loaders, pipeline_throughput):
+        monkeypatch.setattr(module, "cut_with_torchcodec", cut)
+    # In this process, for the sake of the replaced function.
+    monkeypatch.setattr(loaders, "count_cpus", lambda: 0)
+    row = measure(shards, 0.1, "cpu", Case("webdataset", "torchcodec", "h264", batch_size=2))
+    assert row["clips_per_second"] > 0
+    assert row["videos_left_out"] == []
+
+
 def test_every_loader_meets_every_encode(monkeypatch) -> None:
     monkeypatch.setattr(pipeline_throughput, "find_spec", lambda name: True)
     cases = list_cases(["h264", "mjpeg", "copy"], ["pyav", "dali"], 64)
