@@ -23,15 +23,8 @@ from filelock import Timeout
 from adamae.common.atomic_io import write_text
 from adamae.common.errors import InputError
 from adamae.common.locks import exclusive_lock
-from adamae.pipeline.shards.format import (
-    PLAN_FILE,
-    REJECTED_FILE,
-    DatasetInfo,
-    ShardInfo,
-    has_dataset_json,
-    read_dataset_info,
-    read_samples,
-)
+from adamae.pipeline.shards.format import PLAN_FILE, REJECTED_FILE, DatasetInfo, ShardInfo
+from adamae.pipeline.shards.read_format import has_dataset_json, read_dataset_info, read_samples
 from adamae.shard_tools.inputs import Item, ItemStore, assign_class_ids
 from adamae.shard_tools.inputs.item import split_name
 from adamae.shard_tools.plan import Plan, make_key, save_plan, shard_number

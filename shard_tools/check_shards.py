@@ -23,14 +23,8 @@ from adamae.common.atomic_io import hash_file
 from adamae.common.cpus import count_cpus
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
-from adamae.pipeline.shards.format import (
-    DATASET_FILE,
-    DatasetInfo,
-    Sample,
-    ShardInfo,
-    read_dataset_info,
-    read_samples,
-)
+from adamae.pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo
+from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
 from adamae.pipeline.video_error import VideoError
 from adamae.shard_tools.build import lock_folder
 from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments

@@ -30,7 +30,7 @@ from adamae.common.logging import log
 from adamae.model.config import ModelConfig
 from adamae.pipeline.decoding.containers import main_stream, open_video
 from adamae.pipeline.planning.plan import largest_stride
-from adamae.pipeline.shards.format import parse_line
+from adamae.pipeline.shards.read_format import parse_line
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs import Item, ItemStore, Location
 from adamae.shard_tools.inputs.item import dump_json, join_name

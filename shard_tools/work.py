@@ -17,7 +17,8 @@ import av
 import msgspec
 
 from adamae.common.atomic_io import hash_file
-from adamae.pipeline.shards.format import Sample, parse_line
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.read_format import parse_line
 from adamae.pipeline.video_error import VideoError
 from adamae.pipeline.videos.opening import list_frames
 from adamae.pipeline.videos.segment import Segment

@@ -41,11 +41,11 @@ from adamae.pipeline.shards.format import (
     ShardInfo,
     SizeRange,
     TableInfo,
-    read_samples,
 )
 from adamae.pipeline.shards.gops import GOP, Rows, checksum
 from adamae.pipeline.shards.index import ROW_FIELDS, NameLine, summarize_labels
 from adamae.pipeline.shards.mp4 import read_fragments
+from adamae.pipeline.shards.read_format import read_samples
 from adamae.pipeline.video_error import VideoError
 from adamae.shard_tools.temp_table import TempTable
 

@@ -25,7 +25,8 @@ from adamae.pipeline.planning.plan import check_strides, frame_step
 from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards import arrays
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import DATASET_FILE, find_splits
+from adamae.pipeline.shards.format import DATASET_FILE
+from adamae.pipeline.shards.read_format import find_splits
 from adamae.pipeline.video_error import VideoError
 from adamae.pipeline.videos.orientation import display_size, find_flips
 from adamae.pipeline.videos.segment import Segment

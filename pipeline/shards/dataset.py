@@ -19,9 +19,10 @@ from adamae.pipeline.config import DataConfig
 from adamae.pipeline.reading.cache import ShardCache
 from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.arrays import count_channels
-from adamae.pipeline.shards.format import DatasetInfo, LazySequence, Sample, SizeRange
+from adamae.pipeline.shards.format import DatasetInfo, Sample, SizeRange
 from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.shards.index import Tables
+from adamae.pipeline.shards.read_format import LazySequence
 from adamae.pipeline.video_error import VideoError
 
 # Parsed samples that are kept: planning, reading, decoding and delivery of a clip look up the same

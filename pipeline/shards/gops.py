@@ -110,7 +110,7 @@ class GopIndex:
 
 
 def _are_consistent(offsets: np.ndarray, first_frames: np.ndarray) -> bool:
-    """Return whether there is a header without frames, and whether all GOPs have bytes and frames."""
+    """Return whether the rows are a header without frames, and GOPs with bytes and frames."""
     if offsets[0] != 0 or first_frames[0] != 0:
         return False
     num_bytes = np.diff(offsets)

@@ -19,19 +19,21 @@ from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.format import (
     DATASET_FILE,
     MULTI_LABEL,
-    REWRITE,
     SAMPLE,
     UNLABELED,
     DatasetInfo,
-    Locate,
     Sample,
     TableInfo,
+)
+from adamae.pipeline.shards.gops import GopIndex
+from adamae.pipeline.shards.read_format import (
+    REWRITE,
+    Locate,
     open_table,
     parse_dataset_info,
     parse_line,
     read_dataset_info,
 )
-from adamae.pipeline.shards.gops import GopIndex
 
 # The largest number of bytes that are read of a line of the table of names.
 MAX_NAME_BYTES = 2**21

@@ -16,7 +16,7 @@ import msgspec
 
 from adamae.common.errors import InputError
 from adamae.common.logging import printable
-from adamae.pipeline.shards.format import read_dataset_info
+from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.pipeline.videos.opening import may_be_video
 from adamae.shard_tools.inputs.cells import is_missing, read_labels
 from adamae.shard_tools.inputs.folders import classify_name, is_hidden

@@ -17,9 +17,10 @@ from made_videos import encode, write_shards
 from adamae.common.atomic_io import hash_file
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.shards import format
+from adamae.pipeline.shards import read_format
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import SAMPLE, read_dataset_info, read_samples
+from adamae.pipeline.shards.format import SAMPLE
+from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
 from adamae.pipeline.video_error import VideoError
 
 TABLE = {"file": "t.npy", "num_rows": 12, "num_bytes": 12, "sha256": 64 * "0"}
@@ -188,7 +189,7 @@ def test_broken_lines_are_one_sentence(copied: Path, name: str, value: object) -
 def test_a_name_that_cannot_be_read_is_a_bad_sample(
     copied: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(format, "HASHED_BYTES", 0)
+    monkeypatch.setattr(read_format, "HASHED_BYTES", 0)
     (path,) = copied.glob("names-*")
     path.write_bytes(damage(path.read_bytes()))
     sample = ShardDataset.open(copied).samples[5]
@@ -276,7 +277,7 @@ def test_a_table_that_is_not_the_one_is_one_sentence(
     damage: Callable[[bytes], bytes | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(format, "HASHED_BYTES", 0)
+    monkeypatch.setattr(read_format, "HASHED_BYTES", 0)
     (path,) = copied.glob(f"{name}-*.npy")
     damaged = damage(path.read_bytes())
     path.unlink() if damaged is None else path.write_bytes(damaged)

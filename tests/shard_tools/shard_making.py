@@ -10,7 +10,8 @@ from typing import Any
 import av
 import numpy as np
 
-from adamae.pipeline.shards.format import Sample, read_dataset_info, read_samples
+from adamae.pipeline.shards.format import Sample
+from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
 from adamae.pipeline.video_error import VideoError
 from adamae.shard_tools import make_shards
 from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments

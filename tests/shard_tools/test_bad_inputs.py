@@ -18,7 +18,7 @@ from PIL import Image
 from shard_making import all_samples, flip, list_segments, make, make_folder
 
 from adamae.common.errors import InputError
-from adamae.pipeline.shards.format import read_dataset_info
+from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.shard_tools import make_shards
 from adamae.shard_tools.build import Build, read_rejects
 from adamae.shard_tools.settings import Settings

@@ -11,8 +11,9 @@ from shard_making import all_samples, flip, hashes
 
 from adamae.common.errors import InputError
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import SAMPLE, SHARD, read_dataset_info
+from adamae.pipeline.shards.format import SAMPLE, SHARD
 from adamae.pipeline.shards.gops import GOP
+from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.shard_tools import check_shards
 
 

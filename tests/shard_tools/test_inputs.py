@@ -16,7 +16,7 @@ import pytest
 from shard_making import all_samples, hashes, make, make_folder
 
 from adamae.common.errors import InputError
-from adamae.pipeline.shards.format import read_dataset_info
+from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.shard_tools.inputs import (
     Item,
     ListOptions,

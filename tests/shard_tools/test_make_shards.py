@@ -23,7 +23,7 @@ from shard_making import (
 )
 
 from adamae.common.errors import InputError
-from adamae.pipeline.shards.format import read_dataset_info, read_samples
+from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
 from adamae.shard_tools import make_shards
 from adamae.shard_tools.build import read_rejects
 from adamae.shard_tools.inputs import Item
