@@ -152,6 +152,7 @@ def find_version(module: str, say: Say) -> None:
         say("not installed: PyAV decodes everything")
 
 
+# Mistakes and --help are answered here, before the imports that take seconds.
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
     IS_INTACT = check_environment()
@@ -220,6 +221,7 @@ def main(options: argparse.Namespace) -> int:
         return 1
     with Distributed(config.device, config.timeout_s) as dist:
         config.global_batch = config.clips_per_step(dist.world_size)
+        # With many ranks, the part of each in a step may be smaller than its micro-batch.
         config.batch_size = min(config.batch_size, ceil_div(config.global_batch, dist.world_size))
         run = PlannedRun(config, options.shards, options.seconds, dist)
         # Each one uses what those before it have measured.

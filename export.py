@@ -49,6 +49,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+# Mistakes and --help are answered here, before the imports that take seconds.
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
@@ -229,6 +230,7 @@ def push(weights: Weights, source: Path, repo: str, license: str) -> None:
         if not list_own_features(weights):
             export_huggingface(weights, file.parent)
             state = convert(weights, "huggingface") | select(state, "token_sampler.")
+        # There is no config.yaml on the Hub, so the metadata say at which rate frames were sampled.
         rate = trained_rate(source)
         metadata = make_metadata(config, classes=classes, multi_label=multi_label, rate=rate)
         save(file, state, metadata)

@@ -44,6 +44,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# Mistakes and --help are answered here, before the imports that take seconds.
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 

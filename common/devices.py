@@ -53,7 +53,7 @@ def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     # PyTorch also warns of what the errors here are about.
     with warnings.catch_warnings(action="ignore"):
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        reason = "" if num_gpus else explain_missing_gpu()
+        reason = "" if num_gpus > 0 else explain_missing_gpu()
         if index < num_gpus:
             check_capability(index)
     if num_gpus == 0:
@@ -78,7 +78,9 @@ def explain_missing_gpu() -> str:
     except (AssertionError, RuntimeError) as error:
         # The first sentence of the first line.
         reason = str(error).partition(". ")[0].partition("\n")[0]
-        return reason if visible is None else f"{reason}; CUDA_VISIBLE_DEVICES is {visible!r}"
+        if visible is not None:
+            reason += f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+        return reason
     return "No CUDA GPUs are available"
 
 

@@ -206,9 +206,11 @@ def resize_and_crop(
 ) -> UInt8[Tensor, "T h w C"]:
     """Scale the center of frames, as large as possible, to a side, or to height and width."""
     size = FrameSize.of(image_size)
-    x, y, width, height = view_crop(frames.shape[2], frames.shape[1], 0, 1, size)
-    clip = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
-    scale_frames(frames[:, y : y + height, x : x + width], clip)
+    num_frames, frame_height, frame_width, num_channels = frames.shape
+    x, y, width, height = view_crop(frame_width, frame_height, 0, 1, size)
+    center = frames[:, y : y + height, x : x + width]
+    clip = np.empty((num_frames, *size, num_channels), np.uint8)
+    scale_frames(center, clip)
     return torch.from_numpy(clip)
 
 

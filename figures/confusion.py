@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adamae.common.logging import escape
@@ -12,6 +13,15 @@ from adamae.common.logging import escape
 MAX_TICKS = 40
 # With more classes, the numbers of videos in its cells cannot be read.
 MAX_COUNTS = 25
+
+
+def write_counts(axes: Axes, table: np.ndarray, fractions: np.ndarray) -> None:
+    """Write the number of videos into each cell of the matrix."""
+    for (row, column), count in np.ndenumerate(table):
+        # Cells are the darker, the larger their fraction is.
+        color = "white" if fractions[row, column] > 0.5 else "black"
+        text = axes.text(column, row, f"{count:.0f}", ha="center", va="center", fontsize=8)
+        text.set_color(color)
 
 
 def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
@@ -27,10 +37,7 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     figure.suptitle(f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos", fontsize=11)
     axes.set(xlabel="predicted label", ylabel="true label")
     if len(names) <= MAX_COUNTS:
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
-        for (row, column), count in np.ndenumerate(table):
-            color = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:.0f}", color=color, **style)
+        write_counts(axes, table, fractions)
     if len(names) <= MAX_TICKS:
         # matplotlib reads text between two dollars as a formula.
         ticks = [escape(name).replace("$", r"\$") for name in names]

@@ -56,9 +56,9 @@ def make_rows(maps: Maps, title: str = "") -> dict[str, Row]:
     if maps.probability is not None:
         rows["probability"] = _probability_row(maps.probability[0], frames)
     is_masked = maps.is_masked[0].cpu().numpy()
-    gray = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)[..., None]
+    grays = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)[..., None]
     label = f"mask (white: visible)\nmask ratio {is_masked.mean():.2f}"
-    rows["mask"] = Row(label, _repeat(to_rgb(gray), len(frames)), is_map=True)
+    rows["mask"] = Row(label, _repeat(to_rgb(grays), len(frames)), is_map=True)
     colors = _repeat(color_features(maps.features[0].float()), len(frames))
     rows["features"] = Row("features (first three principal components)", colors, is_map=True)
     return rows
@@ -102,13 +102,15 @@ def color_features(features: Float[Tensor, "t h w D"]) -> UInt8[np.ndarray, "t h
     # Eigenvalues ascend: the last three vectors belong to the largest ones.
     directions = torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -3:].flip(1)
     # The sign of an eigenvector is arbitrary. A positive largest entry makes colors reproducible.
-    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
-    directions = directions * largest.sign()
-    projected = flat @ directions
+    index_largest = directions.abs().argmax(dim=0, keepdim=True)
+    signs = directions.gather(0, index_largest).sign()
+    projected = flat @ (directions * signs)
     # The outermost 2 % at each end are clamped, so that outliers do not pale all other colors.
-    low, high = projected.quantile(torch.tensor([0.02, 0.98], device=flat.device), dim=0)
-    colors = ((projected - low) / (high - low).clamp_min(1e-12)).clamp(0, 1) * 255
-    return colors.to(torch.uint8).unflatten(0, features.shape[:3]).cpu().numpy()
+    quantiles = torch.tensor([0.02, 0.98], device=flat.device)
+    low, high = projected.quantile(quantiles, dim=0)
+    fractions = (projected - low) / (high - low).clamp_min(1e-12)
+    colors = (fractions.clamp(0, 1) * 255).to(torch.uint8)
+    return colors.unflatten(0, features.shape[:3]).cpu().numpy()
 
 
 def _first(clips: UInt8[Tensor, "B T H W C"]) -> UInt8[np.ndarray, "T H W 3"]:
@@ -120,9 +122,11 @@ def _probability_row(
 ) -> Row:
     """Return the sampling probability as colors over the frames in gray."""
     times_uniform = probability.float().cpu() * probability.numel()
+    # Tokens become pixels, as smooth as the frames that they lie over.
     pixels = F.interpolate(times_uniform[None], frames.shape[1:3], mode="bilinear")[0].numpy()
     row = _map_row("sampling probability\n(× uniform)", pixels, len(frames))
-    cells = OPACITY * row.cells + (1 - OPACITY) * frames.mean(axis=3, keepdims=True)
+    gray_frames = frames.mean(axis=3, keepdims=True)
+    cells = OPACITY * row.cells + (1 - OPACITY) * gray_frames
     return Row(row.label, cells.astype(np.uint8))
 
 

@@ -59,8 +59,10 @@ class Layout(NamedTuple):
     def fit(cls, rows: Sequence[Row], num_columns: int, min_width: int = MIN_WIDTH) -> "Layout":
         """Return the layout of a sheet that is `min_width` wide, or wider for many columns."""
         label = min_width * 3 // 16
+        # In a narrower sheet, cells may be narrower too.
         min_cell = min_width * MIN_CELL // MIN_WIDTH
-        width = max(ceil_div(min_width - label, num_columns) - GAP, min_cell)
+        cell = ceil_div(min_width - label, num_columns) - GAP
+        width = max(cell, min_cell)
         height = round(width / max(row.aspect for row in rows))
         return cls(label, width, height, min_width // 80)
 
@@ -69,18 +71,26 @@ def render_sheet(
     rows: Sequence[Row], columns: Sequence[int], layout: Layout, captions: Sequence[str] = ()
 ) -> Image.Image:
     """Stack rows, each with its label and its frames `columns`; below, a caption per column."""
-    bottom = len(rows) * (layout.height + GAP)
-    lefts = [layout.label + index * (layout.width + GAP) for index in range(len(columns) + 1)]
-    caption_height = 2 * layout.font if captions else 0
-    canvas = Image.new("RGB", (lefts[-1], bottom + caption_height), "white")
-    for index, row in enumerate(rows):
-        top = index * (layout.height + GAP)
+    column_width = layout.width + GAP
+    row_height = layout.height + GAP
+    width = layout.label + len(columns) * column_width
+    height = len(rows) * row_height
+    if captions:
+        height += 2 * layout.font
+    canvas = Image.new("RGB", (width, height), "white")
+    y = 0
+    for row in rows:
         label = _wrap(row.label, layout.label, layout.font)
-        draw_text(canvas, (GAP, top + GAP), label, layout.font)
-        for left, frame in zip(lefts, columns, strict=False):
-            canvas.paste(row.render(frame, layout.height), (left, top))
-    for left, caption in zip(lefts, captions, strict=False):
-        draw_text(canvas, (left, bottom), caption, layout.font)
+        draw_text(canvas, (GAP, y + GAP), label, layout.font)
+        x = layout.label
+        for frame in columns:
+            canvas.paste(row.render(frame, layout.height), (x, y))
+            x += column_width
+        y += row_height
+    x = layout.label
+    for caption in captions:
+        draw_text(canvas, (x, y), caption, layout.font)
+        x += column_width
     return canvas
 
 
