@@ -3,9 +3,9 @@
     python benchmarks/end_to_end.py VIDEOS [--encodes h264 mjpeg] [--size base] [--batch-size N] \
         [--output FOLDER]
 
-VIDEOS is a folder; shards are made of it with every encode (kept in --work). Both take train.py's own
-step. One reads batches from the loader, the other reuses one random batch. Each has a process of its
-own in every round, and rounds alternate between them.
+VIDEOS is a folder; shards are made of it with every encode (kept in --work). Both take train.py's
+own step. One reads batches from the loader, the other reuses one random batch. Each has a process
+of its own in every round, and rounds alternate between them.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.timing import PretrainingStep, noise_clip
 
 NOTES = [
-    "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower and"
-    " upper: of the slowest and the fastest.",
-    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and its"
-    " workers.",
+    "A round: warm-up steps, then steps_per_round. clips_per_second: of the median round; lower"
+    " and upper: of the slowest and the fastest.",
+    "data_stall: fraction of the time spent waiting for a batch. cores_busy: by this process and"
+    " its workers.",
 ]
 
 
@@ -146,7 +146,7 @@ def open_clips(
 
 
 def make_rows(results: dict[Source, list[Row]]) -> list[Row]:
-    """Make a row of the medians over rounds for each source, with its speed relative to no loading."""
+    """Make a row of medians over rounds for each source; speeds are relative to no loading."""
     rows = []
     for source, rounds in results.items():
         row: Row = {"batches": source.name}

@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, rounds, fresh processes, correctness checks, result files."""
+"""Measure in rounds and in fresh processes, check what is measured, and write result files."""
 
 import multiprocessing
 import os
@@ -88,8 +88,8 @@ def matmul_tflops(device: torch.device, precision: Precision) -> float:
 def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call `function` in a new process and return what it returns.
 
-    The process is forked from a server that has imported the running script and nothing more. So its
-    memory and caches are those of a new process, without the seconds of the imports.
+    The process is forked from a server that has imported the running script and nothing more. So
+    its memory and caches are those of a new process, without the seconds of the imports.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
@@ -172,9 +172,9 @@ def measure_cases(
 ) -> list[Row]:
     """Measure all cases in turn, `rounds` times, and return the rows of the report.
 
-    Taking turns compares the cases under the same conditions. After each measurement the rows so far
-    are written: an interrupted run keeps its results. A case that fails, or whose check does, is
-    named on stderr and left out. Raise InputError at the end if there was one.
+    Taking turns compares the cases under the same conditions. After each measurement the rows so
+    far are written: an interrupted run keeps its results. A case that fails, or whose check does,
+    is named on stderr and left out. Raise InputError at the end if there was one.
     """
     results: dict[Case, list[Result]] = {}
     failed: set[Case] = set()

@@ -3,9 +3,9 @@
     python benchmarks/kernel_speed.py [--batch-size N ...] [--op NAME ...] [--output FOLDER]
 
 On a GPU or a CPU. The values and gradients of every op are first compared with the published way's
-(benchmarks/peers/token_path.py); if they differ, nothing is reported of this op. GB/s counts the bytes
-that an op must move once, relative to the bandwidth of a large copy on the same machine, counted in
-the same way.
+(benchmarks/peers/token_path.py); if they differ, nothing is reported of this op. GB/s counts the
+bytes that an op must move once, relative to the bandwidth of a large copy on the same machine,
+counted in the same way.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,10 +39,10 @@ NOTES = [
     "`published`: eager PyTorch with boolean masks (benchmarks/peers/token_path.py). Its sampler is"
     " timed up to the mask; its patch loss starts from an existing float clip.",
     "`kernel`: kernels/ of this repository; on a CPU that is the reference in plain PyTorch.",
-    "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's interpolate"
-    " of every plane.",
-    "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`: of"
-    " a replay of the CUDA graph of a call, without the host; GB/s is of this where there is one."
+    "crop_resize takes the middle of 8-bit frames of 448 x 256; its `published` is torch's"
+    " interpolate of every plane.",
+    "`ms`: of a call as in an eager step, the host's time included where it is longer. `kernel_ms`:"
+    " of a replay of the CUDA graph of a call, without the host; GB/s is of this where there is one."
     " `is_large`: it moves 100 MB or more, and so fills a GPU.",
     "`backward` runs on a retained graph; patchify and crop_resize have none. `speed_up`: of the"
     " kernel over this row.",
@@ -293,8 +293,8 @@ def main(arguments: list[str] | None = None) -> None:
     batches = options.batch_size or ([256, 64] if on_gpu else [8, 2])
     ratios = [0.8, 0.95] if on_gpu else [0.95]
     cases = list(product(batches, ratios, options.op))
-    # Backward passes run on the streams of their forward passes, and a graph is captured on any stream
-    # but the default one.
+    # Backward passes run on the streams of their forward passes, and a graph is captured on any
+    # stream but the default one.
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
         measure_cases(report, cases, measure_case, make_rows)
 

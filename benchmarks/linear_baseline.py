@@ -3,10 +3,10 @@
     python benchmarks/linear_baseline.py TRAIN VALIDATION --model RUN
 
 Videos of the labeled shards VALIDATION are classified by those of TRAIN: by ridge regression (its
-penalty is chosen by leaving one training video out) and by 20-NN. Features made by hand are the mean
-color and the mean absolute difference of frames 1/8 s apart, each in the cells of an 8 × 8 grid: what
-a video encoder must exceed to be worth anything. Those of an encoder are the mean and standard
-deviation over windows of a video, which overlap by three quarters.
+penalty is chosen by leaving one training video out) and by 20-NN. Features made by hand are the
+mean color and the mean absolute difference of frames 1/8 s apart, each in the cells of an 8 × 8
+grid: what a video encoder must exceed to be worth anything. Those of an encoder are the mean and
+standard deviation over windows of a video, which overlap by three quarters.
 """
 
 from collections import Counter
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def list_trivial_rows(train: list[str], validation: list[str]) -> list[Row]:
-    """Return what guessing gives, and what always saying the most common class of VALIDATION does."""
+    """Return the accuracies of guessing, and of always naming the most common class."""
     counts = Counter(validation)
     most_common = max(counts.values()) / counts.total()
     return [

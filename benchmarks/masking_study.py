@@ -5,14 +5,15 @@
 
 Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are
 classified by ridge regression and 20-NN (linear_baseline.py). Then an attentive probe and a
-fine-tuning run with the labels of --shards (with --labels of them, others for each seed) are evaluated
-on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without pre-training.
+fine-tuning run with the labels of --shards (with --labels of them, others for each seed) are
+evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
+pre-training.
 
 A strategy is a masking or `scratch`, optionally with settings:
-`adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are in
-benchmarks/masking_study.yaml. Re-running the command with the same --output resumes, on another
-machine from its points/*.json. Further strategies, ratios or seeds are added to the table, by several
-commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
+`adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are
+in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes, on another
+machine from its points/*.json. Further strategies, ratios or seeds are added to the table, by
+several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
 """
 
 import argparse
@@ -46,8 +47,8 @@ PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.
 MEASURES = ("finetune_top1", "attentive_probe_top1", "linear_top1", "knn_top1")
 NOTES = [
     "Top-1 of the last weights, mean over seeds; _std: their standard deviation.",
-    "_gain: mean difference to random masking of the same ratio and seed, _over_scratch: to training"
-    " from scratch with the same seed; _error: the difference's standard error over seeds.",
+    "_gain: mean difference to random masking of the same ratio and seed, _over_scratch: to"
+    " training from scratch with the same seed; _error: the difference's standard error over seeds.",
 ]
 
 
@@ -180,7 +181,7 @@ class Study:
         validation = self.options.validation
         arguments = [*settings, f"data.shards={shards}", f"run={run}"]
         if task != "pretrain":
-            # The run only compares the classes of these with its own, before it begins: evaluate.py
+            # The run refuses these before it begins if their classes are others. evaluate.py
             # evaluates.
             arguments.append(f"evaluation.shards={validation}")
             if (runs / "pretrain").is_dir():

@@ -1,7 +1,8 @@
 """Predict GPU memory by mask ratio beside the paper's, and measure it where there is a GPU.
 
     python benchmarks/memory_vs_ratio.py [--batch-size 16] [--size base] [--output FOLDER]
-    python benchmarks/memory_vs_ratio.py --config configs/x.yaml [--batch-size 16] [section.key=value ...]
+    python benchmarks/memory_vs_ratio.py --config configs/x.yaml [--batch-size 16] \
+        [section.key=value ...]
 
 With --config: predict a pre-training step of that run, on a GPU or, with device=cpu, on this CPU.
 
@@ -40,9 +41,9 @@ RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`,"
     " what PyTorch allocates.",
-    "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, in each process.",
-    "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's peak"
-    " at batch 16 was 1 or 2 MiB higher.",
+    "`ddp_predicted_peak_gib`: with gradients in DistributedDataParallel's buckets, per process.",
+    "Predicted with flash attention. With cuDNN's, which PyTorch prefers on an H200, ViT-Base's"
+    " peak at batch 16 was 1 or 2 MiB higher.",
     "`paper_gb`: the paper's tables, ViT-Base at batch 16, SSv2: other code on other GPUs.",
     "`gflop_per_clip` is without what checkpointing recomputes.",
     "On a CPU, GPU memory is predicted for bf16.",

@@ -2,14 +2,17 @@
 
 The middle clip of up to 320 videos is measured, center crop:
 
-loss                  of masked tokens; 1.0 is the loss of predicting the per-patch mean (normalized targets)
-correlation           Pearson, of the sampling probability with the motion map over a clip's tokens; mean over clips
+loss                  of masked tokens; 1.0 is the loss of predicting the mean of each patch
+                      (normalized targets)
+correlation           Pearson, of the sampling probability with the motion map over a clip's
+                      tokens; mean over clips
 tokens that move      of the visible ones (100 masks per clip), and of all
 
-The motion map is the fraction of a token that moving objects cover, for videos with the sidecar file
-that shard_tools/synthetic_videos.py writes. For other videos it is the mean change of brightness
-between neighboring frames, which is not ground truth: noise and camera shake count too. Moving tokens
-are those that are covered by more than half; by change of brightness, the 20 % that change most.
+The motion map is the fraction of a token that moving objects cover, for videos with the sidecar
+file that shard_tools/synthetic_videos.py writes. For other videos it is the mean change of
+brightness between neighboring frames, which is not ground truth: noise and camera shake count too.
+Moving tokens are those that are covered by more than half; by change of brightness, the 20 % that
+change most.
 """
 
 import json
@@ -37,7 +40,8 @@ from adamae.pipeline.config import DataConfig
 
 NUM_CLIPS = 320
 BATCH_SIZE = 16
-# Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to ± .011.
+# Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to
+# ± .011.
 NUM_SAMPLES = 100
 
 
@@ -77,7 +81,7 @@ def describe(row: Row) -> Iterator[str]:
 @explain_bad_logits()
 @torch.no_grad()
 def measure(model: AdaMAE, videos: Path, data: DataConfig) -> Row:
-    """Measure a model on its device. Raise InputError where nothing moves, and as read_clips does."""
+    """Measure a model on its device. Raise InputError where nothing moves, or as read_clips."""
     config = model.config
     device = next(model.parameters()).device
     clips = list(read_clips([videos], config.num_frames, config.image_size, data, NUM_CLIPS))
@@ -130,7 +134,7 @@ def find_sidecar(video: Path) -> Path:
 
 
 def read_true_motion(clip: Clip, config: ModelConfig) -> Motion:
-    """Paint the boxes of moving objects, and crop the middle as of the frames (figures/clips.py)."""
+    """Paint the boxes of moving objects, cropped as figures/clips.py crops the frames."""
     recorded = json.loads(find_sidecar(clip.video).read_text(encoding="utf-8"))
     side = min(recorded["width"], recorded["height"])
     left = (recorded["width"] - side) / 2

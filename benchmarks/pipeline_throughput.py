@@ -7,7 +7,8 @@ VIDEOS is a folder. Shards are made with every encode (kept in --work), and each
 process of its own, over the original files and over the same re-encoded bytes as in the shards.
 SPDL, torchcodec, decord and webdataset (which decodes by torchcodec) take part if they are
 installed: `pip install -e .[peers]`, and FFmpeg's shared libraries for SPDL and torchcodec (SPDL
-0.8, torchcodec 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package ffmpeg).
+0.8, torchcodec 0.17 and decord2 3.4 were found to work with FFmpeg 5.1, Debian 12's package
+ffmpeg).
 
 All cut the clips of one plan, and these are checked before anything is timed. webdataset cuts one
 clip of each video again and again, as it streams tars and looks nothing up. The bound is

@@ -1,4 +1,4 @@
-"""Draw the plots of docs/ from the files in benchmarks/results/; benchmarks/results_page.py writes them."""
+"""Draw the plots of docs/ from the files in benchmarks/results/; results_page.py writes them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ def read_rows(file: str) -> list[Row]:
 
 
 def plot_loading(rows: Sequence[Row]) -> Figure:
-    """Plot the clips per CPU-second of every loader, by the files that it reads, and the bound of decoding alone."""
+    """Plot the clips per CPU-second of every loader and, as a bound, of decoding alone."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     original, h264, small = figure.subplots(1, 3)
     # Our shards of the original files are those of `--encode copy`.
@@ -73,7 +73,9 @@ def plot_loaders(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def plot_memory(rows: Sequence[Row]) -> Figure:
-    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the paper's."""
+    """Plot the memory of a step over the mask ratio: predicted, measured, compiled, and the
+    paper's.
+    """
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     for column, checkpointing, label, style in MEMORY_SERIES:
@@ -103,7 +105,7 @@ def paper_memory_gib(row: Row) -> float | None:
 
 
 def plot_few_clips(rows: Sequence[Row], baselines: Sequence[Row]) -> Figure:
-    """Plot the accuracy on clips of unseen people and places, with its standard error over clips."""
+    """Plot the accuracy on clips of unseen people and places, with standard errors over clips."""
     accuracies = {}
     for row in baselines:
         if "knn_top1" in row:
@@ -123,7 +125,9 @@ def plot_few_clips(rows: Sequence[Row], baselines: Sequence[Row]) -> Figure:
 
 
 def name_strategy(strategy: str) -> str:
-    """Return "scratch:steps=9000" as "from scratch, steps=9000", and "random" as "pre-trained, random masks"."""
+    """Return "scratch:steps=9000" as "from scratch, steps=9000", and "random" as "pre-trained,
+    random masks".
+    """
     masking, _, settings = strategy.partition(":")
     name = "from scratch" if masking == "scratch" else f"pre-trained, {masking} masks"
     return f"{name}, {settings}" if settings else name
@@ -135,7 +139,7 @@ def plot_sorted_bars(
     highlighted: str,
     errors: Mapping[str, float] | None = None,
 ) -> BarContainer:
-    """Plot horizontal bars, the largest on top; those whose label contains `highlighted` are blue."""
+    """Plot horizontal bars, the largest on top; those with `highlighted` in the label are blue."""
     labels = sorted(values, key=values.__getitem__)
     colors = [BLUE if highlighted in label else GRAY for label in labels]
     error_bars = None if errors is None else [errors[label] for label in labels]

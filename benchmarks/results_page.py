@@ -1,11 +1,13 @@
-"""Keep README.md, docs/results.md and benchmarks/experiments.md in line with the files in benchmarks/results/.
+"""Keep README.md, docs/results.md and benchmarks/experiments.md in line with the files in
+benchmarks/results/.
 
-`python benchmarks/results_page.py` rewrites the tables and plots; with `--check`, it writes nothing. Both exit with
-code 1 if a page contradicts a result. benchmarks/claims.yaml defines what belongs on which page:
+`python benchmarks/results_page.py` rewrites the tables and plots; with `--check`, it writes
+nothing. Both exit with code 1 if a page contradicts a result. benchmarks/claims.yaml defines what
+belongs on which page:
 
 - a table is generated, between the lines `<!-- table NAME -->` and `<!-- end of table -->`;
-- a sentence is written by hand and only checked: the page must contain the words of its claim, with the numbers of the
-  result file. The check prints the words that are missing.
+- a sentence is written by hand and only checked: the page must contain the words of its claim, with
+  the numbers of the result file. The check prints the words that are missing.
 """
 
 import argparse
@@ -46,9 +48,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 class Claim(msgspec.Struct, forbid_unknown_fields=True):
     """Words that a page must contain, with the numbers in braces replaced, as by `str.format`.
 
-    `{name}` is a column of the only row that passes the filters `rows`. `{min}` and `{max}` are the extremes of
-    `column` over all rows that pass. `{ratio}` is `max` relative to the largest value of other rows: of those that pass
-    `rows` after the filters in `over` have replaced its own.
+    `{name}` is a column of the only row that passes the filters `rows`. `{min}` and `{max}` are the
+    extremes of `column` over all rows that pass. `{ratio}` is `max` relative to the largest value
+    of other rows: of those that pass `rows` after the filters in `over` have replaced its own.
     """
 
     page: str
@@ -85,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_definitions() -> Definitions:
-    """Read benchmarks/claims.yaml; raise InputError if a field is missing, unknown or of the wrong type."""
+    """Read benchmarks/claims.yaml; raise InputError if a field is missing, unknown or of the wrong
+    type.
+    """
     try:
         return msgspec.convert(read_yaml(CLAIMS), Definitions)
     except msgspec.ValidationError as error:
@@ -139,7 +143,9 @@ def read_page(page: str) -> str:
 
 
 def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
-    """Return the text of a page with its tables generated again; raise InputError if it lacks the lines of a table."""
+    """Return the text of a page with its tables generated again; raise InputError if it lacks the
+    lines of a table.
+    """
     for name, table in tables.items():
         if table.page != page:
             continue
@@ -149,8 +155,8 @@ def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
             raise InputError(
                 f"{page} lacks the lines {TABLE_START.format(name=name)} and {TABLE_END}: add them"
             )
-        # A blank line after the first comment and before the second one: some parsers take the neighbors of a comment
-        # for HTML, too.
+        # A blank line after the first comment and before the second one: some parsers take the
+        # neighbors of a comment for HTML, too.
         text = f"{before}{start}\n{make_table(table)}\n{end}{after}"
     return text
 
@@ -168,7 +174,9 @@ def make_table(table: Table) -> str:
 
 
 def format_column(row: Row, column: str) -> str:
-    """Return the cell of a column, which is a name or "name ± name"; the second value may be missing."""
+    """Return the cell of a column, which is a name or "name ± name"; the second value may be
+    missing.
+    """
     name, _, deviation_name = column.partition(" ± ")
     cell = format_cell(row.get(name))
     deviation = row.get(deviation_name)
@@ -178,7 +186,9 @@ def format_column(row: Row, column: str) -> str:
 
 
 def render_claim(claim: Claim) -> str:
-    """Return the words that the page must contain; raise InputError if they name a number that there is not."""
+    """Return the words that the page must contain; raise InputError if they name a number that
+    there is not.
+    """
     rows = select_rows(claim.file, claim.rows)
     numbers: dict[str, Any] = {}
     if len(rows) == 1:
@@ -203,7 +213,8 @@ def render_claim(claim: Claim) -> str:
 def select_rows(file: str, filters: Filters) -> list[Row]:
     """Return the rows that pass all filters; raise InputError if there are none.
 
-    {"loader": ["spdl", "torchcodec"], "repeats": 1} passes rows of either loader with one clip per decoded video.
+    {"loader": ["spdl", "torchcodec"], "repeats": 1} passes rows of either loader with one clip per
+    decoded video.
     """
     path: Path = RESULTS / file
     if not path.is_file():

@@ -34,8 +34,8 @@ def measure_step(step: Callable[[], object], repetitions: int, device: torch.dev
     """
     step()
     if device.type == "cuda":
-        # The first steps compile and tune, which takes memory once. The next ones bring a GPU to its
-        # usual clock.
+        # The first steps compile and tune, which takes memory once. The next ones bring a GPU to
+        # its usual clock.
         time_calls(step, device, warmup=9, repetitions=1)
         torch.cuda.reset_peak_memory_stats(device)
     cpu_start = cpu_seconds()

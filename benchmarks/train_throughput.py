@@ -3,10 +3,10 @@
     python benchmarks/train_throughput.py [--batch-size N [N ...]] [--size base] [--output FOLDER]
 
 Machine, size, mask ratio and AdamW are the same, and bf16 autocast is (fp32 on a CPU without native
-bf16). First, the losses for the same weights, clips and masks must be equal. Every implementation has
-a process of its own in every round, rounds alternate between them, and the quartiles are over all
-rounds. On a GPU the step is also measured compiled. Larger batches and CUDA graphs are measured with
-adaptive masking's compiled step alone, which is the fastest.
+bf16). First, the losses for the same weights, clips and masks must be equal. Every implementation
+has a process of its own in every round, rounds alternate between them, and the quartiles are over
+all rounds. On a GPU the step is also measured compiled. Larger batches and CUDA graphs are measured
+with adaptive masking's compiled step alone, which is the fastest.
 """
 
 from functools import partial
@@ -141,7 +141,8 @@ def make_row(case: Case, rounds: list[Row]) -> Row:
 def make_rows(bounds: dict[str, float], results: dict[Case, list[Row]]) -> list[Row]:
     """Make a row for each case, with the speed and memory relative to its baseline's.
 
-    bounds: by masking, the clips/s of a step that is nothing but products at the rate of a large one.
+    bounds: by masking, the clips/s of a step that is nothing but products at the rate of a large
+    one.
     """
     rows = [make_row(case, rounds) for case, rounds in results.items()]
     baselines = {row["masking"]: row for row in rows if row["implementation"] in PEERS}
@@ -158,7 +159,9 @@ def make_rows(bounds: dict[str, float], results: dict[Case, list[Row]]) -> list[
 
 
 def speed(row: Row) -> float:
-    """Return clips per second; on a CPU, per second of CPU time, which other programs do not disturb."""
+    """Return clips per second; on a CPU, per second of CPU time, which other programs do not
+    disturb.
+    """
     if "cpu_ms_per_clip" in row:
         return 1e3 / row["cpu_ms_per_clip"]
     return row["clips_per_second"]

@@ -1,8 +1,8 @@
 """Other libraries as loaders for video pre-training.
 
-SPDL, torchcodec and decord cut the very clips of a plan from files, in threads, each with one thread
-of FFmpeg. webdataset reads the shards as their format is meant to be read: it streams whole tars in
-processes of PyTorch's DataLoader, and torchcodec cuts the clip of each video in them.
+SPDL, torchcodec and decord cut the very clips of a plan from files, in threads, each with one
+thread of FFmpeg. webdataset reads the shards as their format is meant to be read: it streams whole
+tars in processes of PyTorch's DataLoader, and torchcodec cuts the clip of each video in them.
 
 The crop, the antialiased bilinear scaling and the flip are torch's: SPDL's FFmpeg filters took 1.05
 times and torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shards).

@@ -22,7 +22,9 @@ from adamae.model.config import SAMPLER_HEADS
 def make_block(
     width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6
 ) -> Block:
-    """Make BEiT's block, which the published code has copied, with attention matrices that are materialized."""
+    """Make BEiT's block, which the published code has copied, with attention matrices that are
+    materialized.
+    """
     norm: Any = partial(nn.LayerNorm, eps=eps)
     block: Any = Block(width, num_heads, qkv_bias=qv_bias, proj_drop=dropout, norm_layer=norm)
     # Dropout follows the second layer only.

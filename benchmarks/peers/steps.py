@@ -1,4 +1,5 @@
-"""The training steps to compare with, each as its own code takes it, with the same weights and AdamW.
+"""The training steps to compare with, each as its own code takes it, with the same weights and
+AdamW.
 
 A peer's `prepare` turns uint8 clips into what its loader hands to it, so that this is not timed.
 Called with that and a mask [B, N], True where a token is masked, the peer returns its loss.

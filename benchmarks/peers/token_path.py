@@ -1,8 +1,8 @@
 """The token path as the published code goes it.
 
 It has boolean masks, float targets of every patch, and a Categorical per clip. This is written from
-its behavior, for naive_adamae.py and for benchmarks/kernel_speed.py to measure against. Masks are bool
-[B, N], True where a token is masked.
+its behavior, for naive_adamae.py and for benchmarks/kernel_speed.py to measure against. Masks are
+bool [B, N], True where a token is masked.
 """
 
 import torch
@@ -86,7 +86,7 @@ def patches(clip: Tensor, tubelet_size: int, patch_size: int, dtype: torch.dtype
 def patch_loss(
     pred: Tensor, clip: Tensor, mask: Tensor, tubelet_size: int, patch_size: int
 ) -> Tensor:
-    """Return the mean squared error [B, M] to normalized patches of a clip as the loader gives it."""
+    """Return the mean squared error [B, M] to the normalized patches of a normalized clip."""
     with torch.no_grad():
         mean = channel_values(IMAGENET_MEAN, clip.device)
         std = channel_values(IMAGENET_STD, clip.device)
