@@ -155,7 +155,7 @@ def _read_metadata(folder: Path, store: ItemStore, options: ListOptions) -> bool
         _read_list(table, store, options)
         return True
     inner_folders = list(_visible(folder, "*/"))
-    if not any(_find_metadata(inner) for inner in inner_folders):
+    if not any(map(_find_metadata, inner_folders)):
         return False
     # Folders of documentation or scripts need no metadata: they hold no video.
     candidates = [inner for inner in inner_folders if _find_metadata(inner) or _holds_videos(inner)]

@@ -201,8 +201,8 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
         if any(mark in text for text in texts):
             separator = mark
             break
-    if all(NUMBERS.fullmatch(text) for text in texts):
-        if all(WHOLE.fullmatch(text) for text in texts):
+    if all(map(NUMBERS.fullmatch, texts)):
+        if all(map(WHOLE.fullmatch, texts)):
             return None
         return separator or " "
     if is_named or separator is None:
@@ -344,7 +344,7 @@ def has_times(entry: Mapping[str, Any]) -> bool:
             return True
         if key in PAIRS and (parse_pair(value) or _are_times(key, value)):
             return True
-        if _are_objects(value) and any(has_times(part) for part in value):
+        if _are_objects(value) and any(map(has_times, value)):
             return True
     return False
 
@@ -363,7 +363,7 @@ def holds_segments(name: str, cell: Any) -> bool:
         return True
     if not isinstance(value, list):
         return False
-    if value and all(parse_pair(part) for part in value):
+    if value and all(map(parse_pair, value)):
         return TIMES.search(key) is not None
     return any(holds_segments(name, part) for part in value if isinstance(part, (list, dict)))
 
@@ -380,7 +380,7 @@ def _are_annotations(name: str, value: Any) -> bool:
         return False
     if name in ANNOTATIONS:
         return True
-    return to_key(name) in PARTS and any(has_times(entry) for entry in value)
+    return to_key(name) in PARTS and any(map(has_times, value))
 
 
 def _are_times(key: str, value: Any) -> bool:
@@ -388,5 +388,5 @@ def _are_times(key: str, value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     if key in PAIRS:
-        return all(parse_pair(part) for part in value)
+        return all(map(parse_pair, value))
     return is_time(key) and all(parse_time(part) is not None for part in value)

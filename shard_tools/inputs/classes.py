@@ -179,12 +179,14 @@ def assign_class_ids(labels: set[str], known: list[str]) -> list[str]:
     and years are names. Where they are 1 to their number, they count from 1: the class called 1 is
     the first.
     """
-    numbers = labels | set(known)
-    if labels and all(is_id(name) for name in numbers):
-        end = max(int(number) for number in numbers) + 1
-        counts_from_1 = len(numbers) == end - 1 > 1 and "0" not in numbers
-        if end <= 2 * len(numbers):
-            ids = [str(number) for number in range(1 if counts_from_1 else 0, end)]
+    names = labels | set(known)
+    if labels and all(map(is_id, names)):
+        last = max(map(int, names))
+        first = 0
+        if len(names) == last > 1 and "0" not in names:
+            first = 1
+        if last < 2 * len(names):
+            ids = [str(number) for number in range(first, last + 1)]
             if ids[: len(known)] == known:
                 return ids
     return known + sorted(labels - set(known))

@@ -43,7 +43,7 @@ class Column:
     @cached_property
     def whole_numbers(self) -> list[float]:
         """The numbers in the cells if all are whole, else none."""
-        if all(WHOLE.fullmatch(text) for text in self.texts):
+        if all(map(WHOLE.fullmatch, self.texts)):
             return [float(text) for text in self.texts]
         return []
 

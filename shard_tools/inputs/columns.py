@@ -137,10 +137,12 @@ class _Search:
     def error(self, what: str, fix: str) -> InputError:
         """Return an error about the list, with its columns and its first row."""
         table = self.table
-        names = ", ".join(printable(name) for name in self.names[:NUM_NAMED])
-        row = printable(", ".join(to_text(cell) for cell in table.sample[0]))
-        columns = f"its columns are {names} (the first row: {row})"
-        return InputError(f"{table.where} ({table.form}): {what}; {columns}: {fix}")
+        names = ", ".join(map(printable, self.names[:NUM_NAMED]))
+        first_row = printable(", ".join(map(to_text, table.sample[0])))
+        return InputError(
+            f"{table.where} ({table.form}): {what}; its columns are {names}"
+            f" (the first row: {first_row}): {fix}"
+        )
 
     def _use(self, column: Column | None) -> None:
         if column is not None:
@@ -298,10 +300,8 @@ class _Search:
 
         Raise InputError if there are several, or none that is called so and one that may be.
         """
-        columns = [
-            column for column in self._free if column.role in vocabulary.LABELS and column.cells
-        ]
-        columns = [it for it in columns if not it.role.endswith(vocabulary.NUMBERS)] or columns
+        labels = [it for it in self._free if it.role in vocabulary.LABELS and it.cells]
+        columns = [it for it in labels if not it.role.endswith(vocabulary.NUMBERS)] or labels
         if len(columns) > 1:
             raise self.error(f"{_list_names(columns)} may each be the label", GIVE_LABEL)
         if columns:
@@ -329,7 +329,7 @@ class _Search:
             if self._frame_folders:
                 what = "its folders have several labels behind the number of frames"
                 raise self.error(what, "give CSV or JSON")
-            if not is_given and all(_may_be_spans(text) for text in label.texts):
+            if not is_given and all(map(_may_be_spans, label.texts)):
                 what = f"{label.name} may be starts and ends of segments"
                 raise self.error(what, f"write a row for each, or {GIVE_LABEL}")
         return separator

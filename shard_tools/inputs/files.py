@@ -79,7 +79,9 @@ class Finder:
         if path[0] != "/":
             return PurePosixPath(path).as_posix(), f"{self.absolute}/{path}"
         relative = os.path.relpath(path, self.root)
-        return path if relative.startswith("..") else relative, path
+        if relative.startswith(".."):
+            return path, path
+        return relative, path
 
     def _look_at(self, name: str) -> str | None:
         """Return the path if it is a file or a folder of frames."""

@@ -231,7 +231,7 @@ def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
     for path, details in details_by_path.items():
         name = PurePosixPath(path).relative_to(PurePosixPath(folder)).as_posix()
         parts = name.split("/")
-        kind = HIDDEN if any(is_hidden(part) for part in parts) else classify_name(parts[-1])
+        kind = HIDDEN if any(map(is_hidden, parts)) else classify_name(parts[-1])
         if kind is not None:
             skipped.add(kind, name)
             continue

@@ -269,10 +269,12 @@ def _are_captions(counts: Counter[str]) -> bool:
     """Return whether labels, by their numbers of rows, are sentences about single videos."""
     num_rows = counts.total()
     num_words = sum(len(label.split()) for label in counts)
-    if len(counts) == num_rows >= FEW_CAPTIONS and num_words >= (CAPTION_WORDS + 2) * num_rows:
-        return True
-    are_mostly_different = num_rows >= MIN_CAPTIONS and 2 * len(counts) > num_rows
-    return are_mostly_different and num_words >= CAPTION_WORDS * len(counts)
+    words_per_label = num_words / len(counts)
+    if num_rows >= MIN_CAPTIONS and len(counts) > num_rows / 2:
+        return words_per_label >= CAPTION_WORDS
+    if num_rows >= FEW_CAPTIONS and len(counts) == num_rows:
+        return words_per_label >= CAPTION_WORDS + 2
+    return False
 
 
 def _count_rows(counts: Counter[str]) -> str:

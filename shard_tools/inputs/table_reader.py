@@ -133,7 +133,7 @@ def _find_encoding(head: bytes, where: str) -> str:
     for start, encoding in ENCODINGS.items():
         if re.match(start, head):
             return encoding
-    num_binary = sum(head.count(byte) for byte in BINARY)
+    num_binary = sum(map(head.count, BINARY))
     if num_binary > len(head) // 20 + 1:
         raise InputError(f"{where} is binary: {FORMS}")
     return "utf-8-sig"
@@ -314,7 +314,7 @@ def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[T
             rows.extend(split(lines, where))
         if not rows:
             continue
-        ((width, count),) = Counter(len(row) for row in rows).most_common(1)
+        ((width, count),) = Counter(map(len, rows)).most_common(1)
         is_expected = width > 1 if num_cells is None else width == num_cells
         if not is_expected or 2 * count < len(rows):
             continue
@@ -469,7 +469,7 @@ def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any
     """
 
     def read_parts() -> Iterator[Any]:
-        return chain.from_iterable(unfold(record) for record in read_records())
+        return chain.from_iterable(map(unfold, read_records()))
 
     def to_row(record: Any) -> Row:
         if isinstance(record, dict) != (columns is not None):
