@@ -55,7 +55,8 @@ NEARBY_ATTEMPTS = 8
 # 2^64 divided by the golden ratio, whose multiples lie far apart (Knuth, TAOCP 6.4).
 GOLDEN = 0x9E3779B97F4A7C15
 
-Samples = range | Int[np.ndarray, " samples"]
+Ints = Int[np.ndarray, " n"]
+Samples = range | Ints
 # The first sample of each span and how many it has, at least one. Samples are numbered among those
 # that take part.
 Spans = Int[np.ndarray, "spans 2"]
@@ -63,7 +64,7 @@ Spans = Int[np.ndarray, "spans 2"]
 
 @dataclass(frozen=True)
 class Member:
-    """A dataset of the mix; `samples` takes part in training: all (a range) or a subset."""
+    """A dataset of the mix, and its samples that take part: all (a range) or a subset."""
 
     tables: Tables
     samples: Samples
@@ -132,9 +133,7 @@ class SampleOrder:
         self._mix = MixOrder(counts, seed, num_served)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickle the arguments alone: a worker process divides the shards again, and caches windows
-        of its own.
-        """
+        """Pickle the arguments alone: a worker process has windows of its own."""
         return SampleOrder, self._arguments
 
     @property
@@ -159,9 +158,7 @@ class SampleOrder:
         return dataset_order.pick(fraction)
 
     def _locate(self, position: int) -> tuple["DatasetOrder", int, int]:
-        """Return the dataset and the node of a position, and the offset in the node's stream of the
-        dataset.
-        """
+        """Return the dataset and node of a position, and the offset in the node's stream of it."""
         step, index = divmod(position, self._step_size)
         node, index = divmod(index, self._node_step_size)
         offset = step * self._node_step_size + index
@@ -174,7 +171,7 @@ class SampleOrder:
 class MixOrder:
     """Which dataset fills each offset of a node's stream."""
 
-    def __init__(self, counts: Int[np.ndarray, " datasets"], seed: int, num_served: int) -> None:
+    def __init__(self, counts: Ints, seed: int, num_served: int) -> None:
         """counts: samples of each dataset in an epoch of the mix; num_served: see SampleOrder."""
         self.epoch_size = int(counts.sum())
         self._counts = counts
@@ -185,8 +182,9 @@ class MixOrder:
         self._block = lru_cache(maxsize=2 * num_served)(self._shuffle_block)
 
     def locate(self, node: int, offset: int) -> tuple[int, int]:
-        """Return the dataset of an offset in a node's stream, and the offset in the node's stream
-        of that dataset.
+        """Return the dataset at an offset of a node's stream.
+
+        Return also the offset in the stream that the node takes from this dataset.
         """
         epoch, index = divmod(offset, self.epoch_size)
         # Counts are rounded down, so blocks begin at this estimate or some positions before it,
@@ -200,25 +198,24 @@ class MixOrder:
         index_in_epoch = int(counts_before[dataset_id]) + index_in_block
         return dataset_id, epoch * int(self._counts[dataset_id]) + index_in_epoch
 
-    def _count_before(self, block: int) -> Int[np.ndarray, " datasets"]:
+    def _count_before(self, block: int) -> Ints:
         """Count the samples of each dataset in an epoch before a block."""
         return block * self._counts // self._num_blocks
 
     def _shuffle_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "positions 2"]:
-        """Return the dataset at each position of a block, and how many of its samples come before
-        in the block.
+        """Return the dataset at each position of a block, and its index in the dataset's part of it.
 
-        Of two datasets with 3 samples and 1, for example: [[0, 0], [1, 0], [0, 1], [0, 2]].
+        For example, two datasets with 3 samples and 1 may give [[0, 0], [1, 0], [0, 1], [0, 2]].
         """
         counts = self._count_before(block + 1) - self._count_before(block)
         sorted_ids = np.repeat(np.arange(len(counts)), counts)
         stream = (epoch, node, block)
         order = rng.permutation(self._seed, Purpose.MIX_ORDER, stream, len(sorted_ids))
         dataset_ids = sorted_ids[order]
-        num_before = np.empty_like(dataset_ids)
+        indices = np.empty_like(dataset_ids)
         for dataset_id, count in enumerate(counts.tolist()):
-            num_before[dataset_ids == dataset_id] = np.arange(count)
-        return np.stack([dataset_ids, num_before], axis=1)
+            indices[dataset_ids == dataset_id] = np.arange(count)
+        return np.stack([dataset_ids, indices], axis=1)
 
 
 class DatasetOrder:
@@ -256,9 +253,7 @@ class DatasetOrder:
         return int(self._member.samples[int(window[index])])
 
     def pick_nearby(self, node: int, offset: int, fraction: float) -> int:
-        """Return the sample at a fraction in [0, 1) of the window that holds an offset of a node's
-        stream.
-        """
+        """Return the sample at a fraction in [0, 1) of the window that holds an offset."""
         window, _ = self._find_window(node, offset)
         return int(self._member.samples[int(window[int(fraction * len(window))])])
 
@@ -267,10 +262,8 @@ class DatasetOrder:
         samples = self._member.samples
         return int(samples[int(fraction * len(samples))])
 
-    def _find_window(self, node: int, offset: int) -> tuple[Int[np.ndarray, " samples"], int]:
-        """Return the shuffled samples of the window that holds an offset of a node's stream, and
-        the index in it.
-        """
+    def _find_window(self, node: int, offset: int) -> tuple[Ints, int]:
+        """Return the samples of the window that holds an offset, and the index in it."""
         begin, end = self._node_range(node)
         epoch, index = divmod(offset, end - begin)
         _, ends = self._epoch(node, epoch)
@@ -281,23 +274,18 @@ class DatasetOrder:
         return self._window(node, epoch, window), index - start
 
     def _node_range(self, node: int) -> tuple[int, int]:
-        """Return the first sample of a node and the first behind its samples, in the order of the
-        spans.
-        """
+        """Return the samples of a node, from the first up to the second number, span after span."""
         size = len(self._member.samples)
         return node * size // self._num_nodes, (node + 1) * size // self._num_nodes
 
     def _cut_spans(self, node: int) -> Spans:
-        """Return the spans of a node, sorted by their samples; the first and the last may be parts
-        of shards.
-        """
+        """Return the spans of a node, sorted; nodes before and after it own parts of some shards."""
         begin, end = self._node_range(node)
         ends = np.cumsum(self._spans[:, 1])
         first = int(ends.searchsorted(begin, side="right"))
         last = int(ends.searchsorted(end - 1, side="right"))
         spans = self._spans[first : last + 1].copy()
-        # Samples of the first span that belong to the node before, and of the last one, to the
-        # next.
+        # Samples of the first span that the node before owns, and of the last one, the next node.
         num_before = begin - int(ends[first] - spans[0, 1])
         num_behind = int(ends[last]) - end
         spans[0, 0] += num_before
@@ -305,18 +293,14 @@ class DatasetOrder:
         spans[-1, 1] -= num_behind
         return spans[np.argsort(spans[:, 0])]
 
-    def _order_spans(
-        self, node: int, epoch: int
-    ) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
-        """Return the order of a node's spans in an epoch, and the number of samples up to the end
-        of each.
-        """
+    def _order_spans(self, node: int, epoch: int) -> tuple[Ints, Ints]:
+        """Return the order of a node's spans in an epoch, and where each ends in the epoch."""
         counts = self._node_spans(node)[:, 1]
         stream = (epoch, self._id, node)
         order = rng.permutation(self._seed, Purpose.SHARD_ORDER, stream, len(counts))
         return order, np.cumsum(counts[order])
 
-    def _shuffle_window(self, node: int, epoch: int, window: int) -> Int[np.ndarray, " samples"]:
+    def _shuffle_window(self, node: int, epoch: int, window: int) -> Ints:
         """Return the samples of a window in random order, balanced if classes are to be."""
         order, _ = self._epoch(node, epoch)
         start = window * self._window_spans
@@ -336,9 +320,7 @@ class DatasetOrder:
         first_sample = spans[0][0]
         return self._balance(shuffled, (epoch, self._id, first_sample))
 
-    def _balance(
-        self, samples: Int[np.ndarray, " samples"], stream: tuple[int, int, int]
-    ) -> Int[np.ndarray, " samples"]:
+    def _balance(self, samples: Ints, stream: tuple[int, int, int]) -> Ints:
         """Repeat some samples of a window and leave out others, as many in all, and shuffle them.
 
         This is systematic resampling: a sample whose weight is a fraction f of the window's gets f
@@ -386,7 +368,7 @@ def _list_members(dataset: ShardDataset, config: DataConfig) -> list[Member]:
     return members
 
 
-def _list_spans(counts: Int[np.ndarray, " shards"]) -> Spans:
+def _list_spans(counts: Ints) -> Spans:
     """Return the spans of shards with `counts` samples: [3, 0, 2] gives [[0, 3], [3, 2]]."""
     counts = counts[counts > 0]
     return np.column_stack((np.cumsum(counts) - counts, counts))

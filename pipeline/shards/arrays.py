@@ -1,5 +1,4 @@
-"""Videos that are arrays of numbers, for data that no video codec takes: depth, thermal,
-multispectral.
+"""Videos that are arrays of numbers: depth, thermal, multispectral data, which no codec takes.
 
 They are NumPy's .npy files, uint8 [T, H, W, C], stored as they are. Each frame is a GOP of its own
 (pipeline/shards/gops.py), so that a clip reads and checks its own frames alone; each channel is
