@@ -1,17 +1,22 @@
-"""Pre-train or fine-tune: `python train.py --config configs/x.yaml [section.key=value ...]`, or under torchrun.
+"""Pre-train or fine-tune a model on shards, on one GPU or under torchrun.
 
-Re-running the same command resumes exactly from the newest checkpoint in the run directory. The exit code is 0 when the
-run is complete, 130 when a signal has stopped it after a checkpoint, 2 after an error.
+    python train.py --config configs/x.yaml [section.key=value ...]
+    torchrun --nproc-per-node 8 train.py --config configs/x.yaml
+
+Running the same command again resumes from the newest checkpoint in the run directory, with the
+same bits as if nothing had happened. The exit code is 0 when the run is complete, 130 when a signal
+has stopped it after a checkpoint, and 2 after an error.
 """
 
 import gc
-import math
 import sys
 import time
+from functools import partial
 
 from adamae.common.errors import parse_early, run_command
 from adamae.training.load_config import load_config
 
+# PyTorch takes seconds to import. Parsing before it answers --help and a misspelled key at once.
 if __name__ == "__main__":
     CONFIG = parse_early(load_config)
 
@@ -46,12 +51,13 @@ from adamae.training.summary import describe_end
 from adamae.training.tasks import TASKS
 from adamae.training.tasks.task import Task
 
-STOPPED = 130  # the exit code, as after Ctrl-C
+# The exit code of a run that a signal has stopped, as a shell reports after Ctrl-C.
+STOPPED = 130
 STOPPED_LINE = "Stopped; checkpoint saved. Re-run the same command to resume."
 
 
 class Action(IntEnum):
-    """What a rank asks for at the end of a step; the largest of all ranks' is what all do."""
+    """What a rank asks for at the end of a step; all ranks do the largest that any asks for."""
 
     CONTINUE = 0
     SAVE = 1
@@ -59,30 +65,35 @@ class Action(IntEnum):
 
 
 def train(config: TrainConfig) -> bool:
-    """Train until the end (True) or until a signal stops the run (False)."""
+    """Train until the end and return True, or until a signal stops the run and return False."""
     started = time.perf_counter()
     with (
         StopRequest() as stop,
         numerics(config),
         Distributed(config.device, config.timeout_s) as dist,
-        RunDir(
-            config, dist
-        ) as run,  # locked and fetched; whether the run is new or resumed is decided here, once
+        # Entering locks the directory, downloads a run that is in object storage, and decides for
+        # all ranks whether the run is new or resumes.
+        RunDir(config, dist) as run,
         explain_failures(config),
     ):
         dataset = ShardDataset.open(config.data)
         torch.manual_seed(config.seed)
         task: Task = TASKS[config.task](config, dataset, dist)
         optimizer = make_optimizer(task.parameter_groups(), config.optimizer)
+        # Where there is a checkpoint, run.load below replaces all weights.
         if run.checkpoint is None:
             task.init_weights(config.init_from)
         plan = make_plan(config, dataset, task, dist)
         schedule = Schedule(config, plan.clips_per_epoch, dist.world_size)
-        fingerprint = determinism_fingerprint(config, dist)
         start = TrainState(
-            0, schedule.global_batch, dataset.digest, fingerprint, task.target_digest
+            step=0,
+            global_batch=schedule.global_batch,
+            dataset=dataset.digest,
+            fingerprint=determinism_fingerprint(config, dist),
+            target=task.target_digest,
         )
         state = run.load(task.modules, optimizer, start)
+        # From here on only the optimizer may change weights: their copies in bf16 follow its steps.
         model = parallelize(task, optimizer, config, dist, plan.batch_size)
         with (
             ClipLoader(
@@ -96,37 +107,36 @@ def train(config: TrainConfig) -> bool:
         ):
             log.announce(startup_warnings(config, dataset, dist.device))
             if not run.is_new and is_due(state.step, config.evaluation.every, schedule):
-                evaluate_if_missing(
-                    task, state.step, log
-                )  # the run may have been stopped between save and evaluation
+                # The run may have been stopped between saving this step and evaluating it.
+                evaluate_if_missing(task, state.step, log)
+            # From here on there is something to save: a signal waits for the end of its step.
             stop.defer = True
             stopping = False
-
-            def next_action() -> Action:
-                """Return what this rank asks for now."""
-                if stop.is_set or run.writer.failed:
-                    return Action.STOP
-                if run.is_save_due:
-                    return Action.SAVE
-                return Action.CONTINUE
-
             for step in range(state.step, schedule.total_steps):
+                # Masks, dropout and mixup are functions of the step, so that a resumed run repeats
+                # them, and a checkpoint needs no states of random generators.
                 seed_step(config.seed, step, dist.rank)
-                # Reduced beside the step: it is one byte, and no rank waits for it before the step has been queued.
-                agreed_action = dist.begin_max(next_action)
+                # All ranks must agree on what follows the step. Their votes, a byte each, travel on
+                # the CPU beside the step, so no rank waits for another with an idle GPU.
+                agreed_action = dist.begin_max(partial(next_action, stop, run))
                 scalars = train_step(
                     model, task, loader.microbatches(step), optimizer, schedule.lr(step), config
                 )
+                # Scalars are summed on the GPU. Only every log_every-th call reads them, for which
+                # the host waits until all queued kernels are done.
                 log.step(step + 1, scalars)
                 profile_step()
                 action = agreed_action()
                 stopping = action == Action.STOP
                 evaluating = is_due(step + 1, config.evaluation.every, schedule) and not stopping
                 saving = action == Action.SAVE or is_due(
-                    step + 1, config.checkpoint_every or math.inf, schedule
+                    step + 1, config.checkpoint_every or schedule.total_steps, schedule
                 )
+                # An evaluation follows a checkpoint: a run that is killed meanwhile repeats it.
                 if stopping or evaluating or saving:
+                    # What is logged up to a checkpoint is on disk before the checkpoint is.
                     log.flush(step + 1)
+                    # Waits for a copy to host memory alone; a thread hashes, writes and uploads.
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
                     with log.paused():
                         if dist.is_main and not stopping and config.evaluation.every is not None:
@@ -136,25 +146,31 @@ def train(config: TrainConfig) -> bool:
                                 task.evaluate(step + 1, log)
                     if dist.is_main:
                         run.writer.start(
-                            lambda: write_report(run.path, config, schedule.total_steps)
+                            partial(write_report, run.path, config, schedule.total_steps)
                         )
                 if stopping:
                     break
     if dist.is_main:
         seconds = time.perf_counter() - started
-        end = describe_end(
-            read_rows(run.metrics), config, state.step, schedule.total_steps, seconds
-        )
-        for line in [STOPPED_LINE] if stopping else end:
-            log_line(line, sys.stderr)
+        log_end(run, schedule, state.step, seconds, stopping)
     return not stopping
+
+
+def next_action(stop: StopRequest, run: RunDir) -> Action:
+    """Return what this rank asks for after the current step."""
+    # Where a checkpoint could not be written, more steps would be lost: run.save raises the reason.
+    if stop.is_set or run.writer.failed:
+        return Action.STOP
+    if run.is_save_due:
+        return Action.SAVE
+    return Action.CONTINUE
 
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Keep the garbage collector from scanning what has been imported, half a million objects, in this block.
+    """Exempt the half a million objects that imports have made from garbage collection.
 
-    The scan would take 0.3 s in the middle of a step.
+    A full collection would scan them in the middle of a step, which takes 0.3 s.
     """
     gc.freeze()
     try:
@@ -166,6 +182,10 @@ def frozen_objects() -> Iterator[None]:
 def make_plan(
     config: TrainConfig, dataset: ShardDataset, task: Task, dist: Distributed
 ) -> TrainingPlan:
+    """Plan which clips this rank sees in which step.
+
+    Raise InputError if the shards, the model and the options of the loop do not go together.
+    """
     plan = TrainingPlan(
         dataset,
         config.data,
@@ -183,15 +203,34 @@ def make_plan(
     return plan
 
 
-def is_due(step: int, every: float | None, schedule: Schedule) -> bool:
+def is_due(step: int, every: int | None, schedule: Schedule) -> bool:
+    """Return whether `step` is one of every so many, or the last; None: never."""
     return every is not None and (step % every == 0 or step == schedule.total_steps)
 
 
 def evaluate_if_missing(task: Task, step: int, log: Logger) -> None:
-    rows = (row for row in read_rows(log.run.metrics) if row["step"] == step)
-    is_there = any(name.startswith("evaluation/") for row in rows for name in row)
-    if log.config.evaluation.shards and not any(log.dist.gather(is_there)):
+    """Evaluate the step that a run resumes from, unless its metrics have an evaluation of it."""
+    if not log.config.evaluation.shards:
+        return
+    has_evaluation = False
+    for row in read_rows(log.run.metrics):
+        if row["step"] == step:
+            has_evaluation |= any(name.startswith("evaluation/") for name in row)
+    # Every rank takes part in an evaluation, and on other nodes the file may be out of date.
+    if not any(log.dist.gather(has_evaluation)):
         task.evaluate(step, log)
+
+
+def log_end(
+    run: RunDir, schedule: Schedule, first_step: int, seconds: float, stopping: bool
+) -> None:
+    """Print the results of a complete run, or how to continue one that is stopping."""
+    if stopping:
+        log_line(STOPPED_LINE, sys.stderr)
+        return
+    rows = read_rows(run.metrics)
+    for line in describe_end(rows, run.config, first_step, schedule.total_steps, seconds):
+        log_line(line, sys.stderr)
 
 
 if __name__ == "__main__":

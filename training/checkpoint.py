@@ -1,10 +1,11 @@
-"""Checkpoints that are complete or absent: `checkpoints/step-00001000/{model.safetensors, optimizer.pt,
-train_state.json}`.
+"""Save and load checkpoints, each of which is complete or absent.
 
-Nothing else is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the step.
-train_state.json, which is written last, says where the run was and holds the hashes of the other files.
+checkpoints/step-00001000/ holds model.safetensors, optimizer.pt and train_state.json. Nothing else
+is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the
+step. train_state.json, which is written last, has the step and the hashes of the other files.
 
-torch.distributed.checkpoint, the alternative, writes in place and without hashes: a kill leaves half a checkpoint.
+torch.distributed.checkpoint, the alternative, writes in place and without hashes: a kill leaves
+half a checkpoint.
 """
 
 import re
@@ -37,25 +38,34 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far a run is, and what its steps are made of: what train_state.json says."""
+    """The contents of train_state.json: how far a run is, and what its steps are made of."""
 
-    step: Positive  # optimizer steps taken; 0 only where none has been saved
-    global_batch: Positive  # clips per step
-    dataset: str  # ShardDataset.digest
-    fingerprint: str = ""  # numerics.determinism_fingerprint
-    target: str = ""  # Task.target_digest
-    sha256: dict[FileName, Sha256] = field(default_factory=dict)  # of the checkpoint's other files
+    # Optimizer steps taken; 0 only in memory, before the first checkpoint.
+    step: Positive
+    # Clips per step.
+    global_batch: Positive
+    # ShardDataset.digest, numerics.determinism_fingerprint and Task.target_digest.
+    dataset: str
+    fingerprint: str = ""
+    target: str = ""
+    # The hash of each other file of the checkpoint.
+    sha256: dict[FileName, Sha256] = field(default_factory=dict)
 
 
 def copy_to_host(value: Tensor) -> Tensor:
-    """Copy a tensor. From a GPU, the copy is queued before the next update, and has arrived when an event recorded now
-    has; it is in page-locked memory, which PyTorch uses again for the next checkpoint's."""
+    """Copy a tensor to host memory, from a GPU without waiting for it.
+
+    The copy is queued before the next update. It has arrived when an event that is recorded after
+    it has.
+    """
+    # Only a copy to page-locked memory is asynchronous. Locking takes long, so PyTorch's allocator
+    # keeps the memory for the next checkpoint.
     copied = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
     return copied.copy_(value.detach(), non_blocking=True)
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """Raise ValueError where train_state.json is damaged, OSError where it cannot be read."""
+    """Read train_state.json. Raise ValueError if it is damaged, OSError if it cannot be read."""
     try:
         return msgspec.json.decode((checkpoint / STATE_FILE).read_bytes(), type=TrainState)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -69,7 +79,10 @@ def save_checkpoint(
     optimizer: Any,
     metadata: dict[str, str],
 ) -> Path:
-    """Write a checkpoint, each module's tensors as `<name>.safetensors` with `metadata`."""
+    """Write a checkpoint into `folder`, and return its path.
+
+    modules: the tensors of each `<name>.safetensors`, which all get the metadata.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{state.step:08d}"
     with atomic_write(final) as partial:
@@ -83,48 +96,53 @@ def save_checkpoint(
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """List what is named as checkpoints are, oldest first."""
-    found = (path for path in folder.glob("step-*") if parse_step(path.name))
-    return sorted(found, key=lambda path: parse_step(path.name))
+    """List the paths that have a checkpoint's name, oldest first."""
+    checkpoints = (path for path in folder.glob("step-*") if parse_step(path.name))
+    return sorted(checkpoints, key=lambda path: parse_step(path.name))
 
 
 def parse_step(name: str) -> int:
-    """Return the step of a checkpoint of this name; 0 where no checkpoint has such a name."""
+    """Return the step of a checkpoint's name: 1000 of step-00001000, 0 of any other name."""
     match = re.fullmatch(r"step-([0-9]{8,19})", name)
     return int(match[1]) if match else 0
 
 
 def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
-    """Raise InputError where a run whose steps are as `expected` cannot resume from a checkpoint, or a file changed."""
+    """Raise InputError if a run whose steps are as `expected` cannot resume from a checkpoint.
+
+    That is the case where a file is missing or has changed since it was written, or where the
+    steps would be made of something else.
+    """
     try:
-        found = read_state(checkpoint)
-        if found.step != parse_step(checkpoint.name):
-            raise ValueError(f"{STATE_FILE} is of step {found.step}")
-        for name, digest in _hash_files([checkpoint / name for name in found.sha256]).items():
-            if digest != found.sha256[name]:
+        state = read_state(checkpoint)
+        if state.step != parse_step(checkpoint.name):
+            raise ValueError(f"{STATE_FILE} is of step {state.step}")
+        for name, digest in _hash_files([checkpoint / name for name in state.sha256]).items():
+            if digest != state.sha256[name]:
                 raise ValueError(f"{name} has changed since it was written")
     except UNUSABLE as error:
-        older = [
-            other for other in list_checkpoints(checkpoint.parent) if other.name < checkpoint.name
-        ]
-        instead = (
-            f"resume from {older[-1].name}"
-            if older
-            else "start from the beginning: there is no older one"
-        )
-        sentence = f"checkpoint {checkpoint} cannot be loaded ({_describe_fault(error)}): remove it to {instead}"
-        raise InputError(sentence) from error
+        instead = "start from the beginning: there is no older one"
+        for older in list_checkpoints(checkpoint.parent):
+            if older.name < checkpoint.name:
+                instead = f"resume from {older.name}"
+        raise InputError(
+            f"checkpoint {checkpoint} cannot be loaded ({_describe_fault(error)}): remove it to"
+            f" {instead}"
+        ) from error
     complaints = {
-        "global_batch": f"was trained with {found.global_batch} clips per step, and this command gives"
-        f" {expected.global_batch}: set global_batch={found.global_batch}, which works with any number of ranks",
-        "dataset": "was trained on other shards than data.shards: set it to the same dataset, which may have moved",
-        "target": "was trained on another teacher than model.teacher: set it to the same weights, which may have moved",
-        "fingerprint": f"is deterministic and was computed on {found.fingerprint}; now it would be on"
-        f" {expected.fingerprint}: restore what differs",
+        "global_batch": f"was trained with {state.global_batch} clips per step, and this command"
+        f" gives {expected.global_batch}: set global_batch={state.global_batch}, which works with"
+        " any number of ranks",
+        "dataset": "was trained on other shards than data.shards: set it to the same dataset,"
+        " which may have moved",
+        "target": "was trained on another teacher than model.teacher: set it to the same weights,"
+        " which may have moved",
+        "fingerprint": f"is deterministic and was computed on {state.fingerprint}; now it would be"
+        f" on {expected.fingerprint}: restore what differs",
     }
     run = checkpoint.parents[1]
     for name, complaint in complaints.items():
-        if getattr(found, name) != getattr(expected, name):
+        if getattr(state, name) != getattr(expected, name):
             raise InputError(
                 f"{run} {complaint}, or start a new run with its weights alone: init_from={run}"
             )
@@ -133,34 +151,35 @@ def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
 def load_checkpoint(
     checkpoint: Path, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> TrainState:
-    """Load modules and optimizer, and return where the run was; raise InputError where they do not fit."""
+    """Load modules and optimizer; return where the run was. Raise InputError if they do not fit."""
     try:
         for name, module in modules.items():
             module.load_state_dict(load_file(checkpoint / f"{name}.safetensors"))
-        settings = [
-            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-        ]
+        groups = [group.copy() for group in optimizer.param_groups]
         optimizer.load_state_dict(
             torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
         )
-        for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)  # the configuration's, which may have changed in the copy of a run
+        # Weight decay and learning rates are the configuration's, which may have changed in a fork.
+        for loaded, configured in zip(optimizer.param_groups, groups, strict=True):
+            loaded.update(configured)
         return read_state(checkpoint)
-    except UNUSABLE as error:  # its files are as they were written
+    # check_checkpoint has compared the hashes, so the files are as they were written.
+    except UNUSABLE as error:
         raise InputError(
-            f"checkpoint {checkpoint} does not fit ({_describe_fault(error)}): set model and task as in"
-            f" {checkpoint.parents[1] / 'config.yaml'}"
+            f"checkpoint {checkpoint} does not fit ({_describe_fault(error)}): set model and task"
+            f" as in {checkpoint.parents[1] / 'config.yaml'}"
         ) from error
 
 
 def _describe_fault(error: Exception) -> str:
-    """Return in a few words what is wrong with a checkpoint."""
+    """Return in a few words what is wrong with a checkpoint, on one line."""
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename).name} is missing"
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _hash_files(files: list[Path]) -> dict[str, str]:
-    """Hash each file, by name; side by side, as hashing lets other threads run."""
+    """Return the SHA-256 of each file by its name."""
+    # Hashing releases Python's lock, so the files of a checkpoint are hashed side by side.
     with ThreadPoolExecutor(max_workers=4) as pool:
         return dict(zip((file.name for file in files), pool.map(hash_file, files), strict=True))

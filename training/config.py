@@ -1,9 +1,12 @@
-"""The configuration of a run: YAML files, then `section.key=value` overrides; unknown keys are refused.
+"""The configuration of a run: YAML files, then `section.key=value` overrides.
 
-Each field's type, default, range, "free on resume" and help text stand together (common.config_fields). Of how a step's
-clips are split, batch_size is free although it changes which random numbers dropout and mixup draw;
-that a step has as many clips as before, and that shards, which may have moved, are the same, is read from the
-checkpoint, and so is that a deterministic run is executed as before.
+A field has its type, default, range, help text and "free on resume" in one place
+(common.config_fields); an unknown key is an error.
+
+A resumed run must have the configuration that it began with, but for the fields that are free.
+global_batch, the shards and, of a deterministic run, the execution are free here because the
+checkpoint knows them better: checkpoint.check_checkpoint compares what they amount to.
+batch_size is free although it changes which random numbers dropout and mixup get.
 """
 
 import dataclasses
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
     from adamae.common.config_parser import ConfigParser
 
 Task = Literal["pretrain", "finetune", "linear_probe", "attentive_probe"]
-# true is for memory, reduce-overhead for speed: it launches the kernels of a pass together, as a CUDA graph, and keeps
-# outputs of GELU and LayerNorm, see training.parallelize.compile_in_place.
+# true saves memory. reduce-overhead is for speed: it launches the kernels of a pass together, as a
+# CUDA graph, and keeps outputs of GELU and LayerNorm (training.parallelize.compile_in_place).
 Compile = bool | Literal["reduce-overhead"]
 
 
@@ -32,7 +35,7 @@ class OptimizerConfig:
     """AdamW and its schedule; the defaults are the paper's for pre-training."""
 
     base_lr: float = option(1.5e-4, at_least=0)
-    """peak learning rate; this and the next two are per 256 clips: multiplied by global batch / 256"""
+    """peak learning rate; like the next two, for 256 clips: multiplied by global batch / 256"""
     min_lr: float = option(1e-5, at_least=0)
     """learning rate at the end"""
     warmup_lr: float = option(1e-6, at_least=0)
@@ -51,7 +54,7 @@ class OptimizerConfig:
 
 @dataclass
 class FinetuneConfig:
-    """Classification, with every task but pretrain; the defaults are the paper's for fine-tuning."""
+    """Classification (any task but pretrain); the defaults are the paper's for fine-tuning"""
 
     label_smoothing: float = option(0.1, at_least=0, below=1)
     """fraction of the target that is spread over all classes"""
@@ -64,7 +67,7 @@ class FinetuneConfig:
     layer_decay: float = option(0.75, above=0, at_most=1)
     """each block's learning rate as a fraction of the next one's, with task=finetune"""
     ema_decay: float | None = option(None, above=0, below=1)
-    """decay of an exponential moving average of the weights, which is evaluated and kept; null: none"""
+    """decay of a moving average of the weights, which is evaluated and kept; null: none"""
 
 
 @dataclass
@@ -72,9 +75,9 @@ class EvaluationConfig:
     """Evaluation during training, on videos that are not trained on."""
 
     shards: str = option("", free=True)
-    """dataset folder; pretrain: loss with fixed masks, k-NN accuracy and RankMe; else accuracy; "": none"""
+    """dataset folder; pretrain: held-out loss, k-NN accuracy, RankMe; else accuracy; "": none"""
     every: int | None = option(1000, at_least=1, free=True)
-    """steps between evaluations, which also keep checkpoints/best (not pretrain); null: never, and no plots either"""
+    """steps between evaluations, which keep checkpoints/best (classifiers); null: none, no plots"""
     group: str = option("group", free=True)
     """field of the samples (recording, person, …); k-NN asks no neighbor with the same value"""
 
@@ -85,7 +88,7 @@ class TrainConfig:
 
     data: DataConfig
     task: Task = "pretrain"
-    """pretrain: masked videos; finetune: classification with the whole encoder; probes: a head on a frozen encoder"""
+    """pretrain: masked videos; finetune: classify; probes: classify with a frozen encoder"""
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
@@ -96,26 +99,26 @@ class TrainConfig:
     steps: int | None = option(None, at_least=1)
     """optimizer steps, instead of epochs"""
     global_batch: int | None = option(None, at_least=1, free=True)
-    """clips per optimizer step, at any number of ranks, in as many passes as it takes; null: batch_size × ranks"""
+    """clips per optimizer step, over all ranks and passes; null: batch_size × ranks"""
     batch_size: int = option(32, at_least=1, free=True)
-    """the most clips of a rank's forward pass"""
+    """maximum clips of a rank's forward pass"""
     seed: int = option(0, at_least=0)
     """seed of weights, sample order, crops and masks"""
 
     run: str = option("runs/adamae", free=True)
     """run directory, or a URL (s3://…); the same command resumes from its newest checkpoint"""
     init_from: str = ""
-    """weights that a new run starts from: a run, a checkpoint, or another project's file; "": from scratch"""
+    """initial weights of a new run: a run, a checkpoint, another project's file; "": random"""
     init_keep: Literal["weights", "optimizer"] = "weights"
-    """optimizer: a fork of the run init_from, whose optimizer, step and place in the data continue"""
+    """optimizer: fork the run init_from, continuing its optimizer, step and data position"""
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     timeout_s: float = option(300.0, above=0, free=True)
     """seconds after which a rank that does not answer ends the run, and is named"""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """of matrix products; fp32 is used on CPUs without native bf16 support"""
+    """precision of matrix products; CPUs without native bf16 use fp32"""
     compile: Compile = option(False, free=True)
-    """torch.compile the model: true for memory; reduce-overhead for speed: CUDA graphs, less recomputed, more memory"""
+    """torch.compile; true: less memory; reduce-overhead: faster (CUDA graphs), more memory"""
     deterministic: bool = False
     """bitwise reproducible on a GPU too, also across resumes; clips are decoded by PyAV"""
     profile: bool = option(False, free=True)
@@ -123,7 +126,7 @@ class TrainConfig:
     log_every: int = option(10, at_least=1, free=True)
     """steps between log lines (each synchronizes the GPU)"""
     checkpoint_minutes: float = option(5.0, above=0, free=True)
-    """minutes between checkpoints, with which the report and plots are renewed; the first comes after one"""
+    """minutes between checkpoints, each with report and plots; the first comes after one minute"""
     checkpoint_every: int | None = option(None, at_least=1, free=True)
     """also a checkpoint every so many steps"""
     keep_checkpoints: int = option(3, at_least=1, free=True)
@@ -137,14 +140,17 @@ class TrainConfig:
             raise InputError("data.shards is empty: set it to a dataset folder, data.shards=FOLDER")
         if self.model.activation_checkpointing and self.task != "pretrain":
             raise InputError(
-                f"model.activation_checkpointing is for pre-training: remove it with task={self.task}"
+                "model.activation_checkpointing is for pre-training: remove it with"
+                f" task={self.task}"
             )
         if self.init_keep == "optimizer" and not self.init_from:
             raise InputError("init_keep=optimizer continues another run: set init_from to it")
         if self.deterministic and self.data.decoder == "dali":
             raise InputError(
-                "data.decoder=dali falls back to PyAV where it fails: with deterministic=true, remove it"
+                "data.decoder=dali falls back to PyAV where it fails: with deterministic=true,"
+                " remove it"
             )
+        # DALI's pixels differ from PyAV's, and so does who decodes a video when one of them fails.
         if self.deterministic:
             self.data = dataclasses.replace(self.data, decoder="pyav")
 
@@ -155,37 +161,47 @@ class TrainConfig:
 
 @cache
 def _parser() -> "ConfigParser":
-    from adamae.common.config_parser import (
-        ConfigParser,  # jsonargparse, which configurations made in Python do not need
-    )
+    # jsonargparse, which a configuration that is made in Python does not need.
+    from adamae.common.config_parser import ConfigParser
 
     usage = "train.py [--config FILE ...] [section.key=value ...]"
-    about = "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes: model.size=tiny"
+    about = (
+        "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes:"
+        " model.size=tiny"
+    )
     return ConfigParser("train.py", usage, about, TrainConfig)
 
 
 def parse(arguments: list[str]) -> TrainConfig:
-    """Read `--config FILE` and `section.key=value` overrides; raises InputError on unknown keys and wrong types."""
+    """Parse `--config FILE` and `section.key=value` overrides.
+
+    Raise InputError if a key is unknown or a value has the wrong type or range.
+    """
     parsed = _parser().parse(arguments)
     return TrainConfig(**{f.name: parsed[f.name] for f in dataclasses.fields(TrainConfig)})
 
 
 def to_yaml(config: TrainConfig) -> str:
+    """Return the configuration as a file that `--config` takes."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
 
 
 def differences(config: TrainConfig, earlier: dict[str, Any]) -> list[str]:
-    """List the keys, but those free on resume, in which `config` differs from an earlier run's: `key: old -> new`."""
-    before, now = flatten(earlier), flatten(dataclasses.asdict(config))
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    """List how `config` differs from an earlier one, as `model.size: base -> small`.
+
+    Keys that are free on resume are left out.
+    """
+    before = flatten(earlier)
+    now = flatten(dataclasses.asdict(config))
+    fixed_keys = (before.keys() | now.keys()) - set(free_keys(TrainConfig))
     return [
         f"{key}: {before.get(key)} -> {now.get(key)}"
-        for key in changed
-        if key not in set(free_keys(TrainConfig))
+        for key in sorted(fixed_keys)
+        if before.get(key) != now.get(key)
     ]
 
 
 def changed_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what differs from the defaults, by dotted key."""
+    """Return the values that differ from the defaults, by dotted key."""
     defaults = flatten(dataclasses.asdict(TrainConfig(data=DataConfig(shards="-"))))
     return {key: value for key, value in flatten(config).items() if value != defaults.get(key)}

@@ -1,4 +1,4 @@
-"""The ranks of a run: which one this process is, on which device, and the few values that they exchange besides DDP."""
+"""The ranks of a run: which of them this process is, and what they exchange besides gradients."""
 
 import os
 import signal
@@ -19,21 +19,26 @@ from adamae.common.errors import PeerLostError
 from adamae.common.processes import end_with_parent
 from adamae.pipeline.reading.storage import call_with_timeout
 
-PEER_TIMEOUT_S = 5.0  # ranks that wait for the same one notice within moments of each other that it does not answer
-NCCL_LATER_S = 60.0  # NCCL aborts the process without a sentence: gloo, which can name a rank, must time out before
+# Ranks that wait for the same one notice within moments of each other that it does not answer; so
+# long they look for each other to find out which ranks are missing.
+PEER_TIMEOUT_S = 5.0
+# NCCL aborts the process without a sentence. Its timeout is longer by this, so that gloo, after
+# whose timeout a missing rank can be named, comes first.
+NCCL_LATER_S = 60.0
+NETWORK_FAILED = "the network between the nodes of this run, or the first of them, has failed"
 
 T = TypeVar("T")
 
 
 class Distributed:
-    """Rank, world size and device of this process; a context manager that joins and leaves the process group.
+    """Rank, world size and device of this process; a context manager that joins the process group.
 
-    torchrun describes the group in the environment; without it a run has one rank. Where the block fails because
-    another rank does not answer, PeerLostError names that rank.
+    torchrun describes the group in the environment; without it a run has one rank. Where the block
+    fails because another rank does not answer, PeerLostError names that rank.
     """
 
     def __init__(self, device: str = "auto", timeout_s: float = 1800.0) -> None:
-        """device: auto, cpu or cuda. Raise InputError if there is no such device for this rank."""
+        """Raise InputError if there is no such device (auto, cpu or cuda) for this rank."""
         self.device = choose_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -42,27 +47,31 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
+        """Return whether this rank writes what the run leaves behind."""
         return self.rank == 0
 
     @property
     def is_node_main(self) -> bool:
-        """Whether this rank does what is needed once per node."""
+        """Return whether this rank does what is needed once per node."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def __enter__(self) -> "Distributed":
-        # Ranks survive a torchrun that is killed.
+        # A torchrun that is killed cannot stop its ranks, which would keep their GPUs.
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent(signal.SIGTERM)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.world_size > 1:
-            backend, later = ("nccl", NCCL_LATER_S) if self.device.type == "cuda" else ("gloo", 0.0)
-            dist.init_process_group(backend, timeout=timedelta(seconds=self._timeout_s + later))
+            timeout = timedelta(seconds=self._timeout_s)
+            if self.device.type == "cuda":
+                dist.init_process_group("nccl", timeout=timeout + timedelta(seconds=NCCL_LATER_S))
+            else:
+                dist.init_process_group("gloo", timeout=timeout)
             _store().set(f"host of {self.rank}", socket.gethostname())
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
-            assert isinstance(
-                group, dist.ProcessGroup
-            )  # for ranks outside of the group, it is a number
+            # Values of the host are exchanged without the GPU, whose queue they would wait for.
+            group = dist.new_group(backend="gloo", timeout=timeout)
+            # For mypy: a rank outside of the group would get a number.
+            assert isinstance(group, dist.ProcessGroup)
             self._host_group = group
         return self
 
@@ -76,21 +85,23 @@ class Distributed:
             return
         try:
             if error is None:
-                self.barrier()  # torchrun ends all ranks as soon as one has gone
+                # torchrun ends all ranks as soon as one has failed, so they leave together.
+                self.barrier()
                 dist.destroy_process_group()
         except RuntimeError as lost:
             error = lost
-        if isinstance(error, RuntimeError) and (
-            isinstance(error, dist.DistError) or "gloo" in str(error)
-        ):
+        # gloo raises a plain RuntimeError that names its source file.
+        is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+        if is_gloo or isinstance(error, dist.DistError):
             raise PeerLostError(_ask_store(_find_missing_ranks) or NETWORK_FAILED) from error
 
     def barrier(self) -> None:
+        """Wait until all ranks have called this."""
         if dist.is_initialized():
             dist.barrier()
 
     def gather(self, value: T) -> list[T]:
-        """Return the small picklable values of all ranks, by rank."""
+        """Return the values of all ranks, by rank; they must be small and picklable."""
         if not dist.is_initialized():
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -98,9 +109,10 @@ class Distributed:
         return values
 
     def begin_max(self, choose_number: Callable[[], int]) -> Callable[[], int]:
-        """Start to find the largest number, 0 to 255, that ranks choose now; return a function that waits for it.
+        """Start to find the largest number, 0 to 255, that any rank chooses now.
 
-        It is reduced beside other work. A single rank waits for nobody, and chooses when the function is called.
+        Return a function that waits for it; until then, gloo's threads reduce the number beside
+        other work. A single rank waits for nobody, and chooses when that function is called.
         """
         if self._host_group is None:
             return choose_number
@@ -127,34 +139,39 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 
 
 def count_ranks() -> int:
+    """Return the number of ranks, 1 where no process group has been joined."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-NETWORK_FAILED = "the network between the nodes of this run, or the first of them, has failed"
-
-
 def _find_missing_ranks() -> str | None:
-    """Say which ranks do not answer within PEER_TIMEOUT_S.
+    """Return a sentence on the ranks that do not report here within PEER_TIMEOUT_S; None if all do.
 
-    All that are alive and waiting for the missing one meet the same error, and call themselves here.
+    Ranks that are alive have waited for the missing one, so all of them meet the same error and
+    report at about the same time.
     """
-    store, ranks = _store(), range(dist.get_world_size())
+    store = _store()
     store.set(f"{dist.get_rank()} waits", "")
     deadline = time.monotonic() + PEER_TIMEOUT_S
-    while missing := [rank for rank in ranks if not store.check([f"{rank} waits"])]:
-        if time.monotonic() > deadline:
-            names = [f"rank {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
-            return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached"
+    missing = list(range(dist.get_world_size()))
+    while time.monotonic() <= deadline:
+        missing = [rank for rank in missing if not store.check([f"{rank} waits"])]
+        if not missing:
+            return None
         time.sleep(0.1)
-    return None
+    names = [f"rank {rank} on {store.get(f'host of {rank}').decode()}" for rank in missing]
+    return f"{' and '.join(names)} does not answer: it has ended, is frozen, or cannot be reached"
 
 
 def _ask_store(question: Callable[[], T]) -> T | None:
-    """Return the store's answer if it comes in time: c10d's TCPStore waits without limit behind a cut network."""
+    """Return the store's answer, or None if it does not come within 10 s.
+
+    c10d's TCPStore has no timeout of its own behind a cut network.
+    """
     with suppress(RuntimeError, TimeoutError):
         return call_with_timeout(question, 2 * PEER_TIMEOUT_S)
     return None
 
 
 def _store() -> dist.Store:
+    """Return the key-value store by which torchrun's ranks have found each other."""
     return dist.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""Evaluate classifiers on videos that they are not trained on; the same results at any number of ranks."""
+"""Evaluate classifiers on held-out videos, with the same results at any number of ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,62 +21,74 @@ from adamae.training.distributed import Distributed, sum_over_ranks
 
 
 class Predictions(NamedTuple):
-    """Of all V videos, on the CPU, in the order of ShardDataset.samples."""
+    """Predictions for all V videos, on the CPU, in the order of ShardDataset.samples."""
 
     probabilities: Float[Tensor, "V classes"]
-    labels: (
-        Int[Tensor, " V"] | UInt8[Tensor, "V classes"]
-    )  # ones mark the classes of a video that may have several
+    # Class numbers; of a multi-label dataset, a one for each class of a video.
+    labels: Int[Tensor, " V"] | UInt8[Tensor, "V classes"]
 
     @property
     def is_multi_label(self) -> bool:
+        """Return whether a video may have several classes."""
         return self.labels.dim() == 2
 
     def average_precisions(self) -> list[float | None]:
-        """Compute that of each class of a multi-label classifier; None where no video is of it."""
-        columns = zip(self.probabilities.T.numpy(), self.labels.T.numpy(), strict=True)
-        return [
-            average_precision(scores, is_true) if is_true.any() else None
-            for scores, is_true in columns
-        ]
+        """Return the average precision of each class of a multi-label classifier.
+
+        It is None for a class that no video has.
+        """
+        precisions: list[float | None] = []
+        for scores, is_true in zip(
+            self.probabilities.T.numpy(), self.labels.T.numpy(), strict=True
+        ):
+            precisions.append(average_precision(scores, is_true) if is_true.any() else None)
+        return precisions
 
     def scores(self) -> dict[str, float]:
-        """Compute top-1 accuracy, of more than five classes top-5 too, that of the most common class, and the mean
-        negative log-likelihood of the true class; of a multi-label classifier, the mean of average precision over
-        classes, and binary cross-entropy."""
+        """Return the metrics of the classifier.
+
+        One label per video: top1, top5 (of more than five classes), majority_top1 (the accuracy of
+        the most common class), and nll, the mean negative log-likelihood of the true class.
+        Several: mAP, the mean of average precision over classes, chance_mAP, and bce, the binary
+        cross-entropy.
+        """
         if self.is_multi_label:
-            precisions = [value for value in self.average_precisions() if value is not None]
-            loss = F.binary_cross_entropy(self.probabilities, self.labels.float())
-            chance = [
-                count / len(self.labels) for count in self.labels.sum(dim=0).tolist() if count
-            ]
-            return {
-                "mAP": sum(precisions) / max(1, len(precisions)),
-                "chance_mAP": sum(chance) / max(1, len(chance)),
-                "bce": loss.item(),
-                "num_videos": len(self.labels),
-            }
+            return self._score_multi_label()
         num_classes = self.probabilities.shape[1]
-        ranked = self.probabilities.topk(min(5, num_classes)).indices == self.labels[:, None]
-        top5 = {"top5": ranked.any(dim=1).double().mean().item()} if num_classes > 5 else {}
+        is_hit = self.probabilities.topk(min(5, num_classes)).indices == self.labels[:, None]
+        scores = {"top1": is_hit[:, 0].double().mean().item()}
+        if num_classes > 5:
+            scores["top5"] = is_hit.any(dim=1).double().mean().item()
+        scores["majority_top1"] = majority_top1(self.labels)
+        log_probabilities = self.probabilities.clamp_min(1e-12).log()
+        scores["nll"] = F.nll_loss(log_probabilities, self.labels).item()
+        scores["num_videos"] = len(self.labels)
+        return scores
+
+    def _score_multi_label(self) -> dict[str, float]:
+        precisions = [value for value in self.average_precisions() if value is not None]
+        # A classifier that guesses has the frequency of a class as its average precision.
+        frequencies = [
+            count / len(self.labels) for count in self.labels.sum(dim=0).tolist() if count
+        ]
         return {
-            "top1": ranked[:, 0].double().mean().item(),
-            **top5,
-            "majority_top1": majority_top1(self.labels),
-            "nll": F.nll_loss(self.probabilities.clamp_min(1e-12).log(), self.labels).item(),
+            "mAP": sum(precisions) / max(1, len(precisions)),
+            "chance_mAP": sum(frequencies) / max(1, len(frequencies)),
+            "bce": F.binary_cross_entropy(self.probabilities, self.labels.float()).item(),
             "num_videos": len(self.labels),
         }
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Computes with all clips of a dataset, of the shape config.model, the same results at any number of ranks."""
+    """Computes with all clips of a dataset; clips have the shape that config.model says."""
 
     config: TrainConfig
     dataset: ShardDataset
     dist: Distributed
 
     def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
+        """Plan `num_clips` clips along the time of each video, and `num_crops` crops of each."""
         model = self.config.model
         return EvaluationPlan(
             self.dataset,
@@ -98,12 +110,14 @@ class Evaluator:
         function: Callable[[Batch], Float[Tensor, "B width"]],
         width: int,
     ) -> Float[Tensor, "clips width"]:
-        """Call `function`, which uses `model`, with all batches of a plan; return its results, in order, on the CPU.
+        """Call `function`, which uses `model`, with all batches of a plan.
 
-        Every clip is computed by one rank, in a batch that is the same at any number of ranks, so the results are
-        bitwise equal. Raises InputError at a video that does not decode: none is skipped or replaced.
+        Return its results for all clips, in order, on the CPU. Every clip is computed by one rank,
+        in a batch that is the same at any number of ranks, so the results are bitwise equal.
+        Raise InputError at a video that does not decode: none is skipped or replaced.
         """
         dist = self.dist
+        # Each rank fills the rows of its clips; the others are zero, so that a sum collects all.
         results = torch.zeros(len(plan), width, device=dist.device)
         was_training = model.training
         model.eval()
@@ -118,8 +132,10 @@ class Evaluator:
         try:
             with bar, ClipLoader(self.dataset, plan, dist.device, self.config.data, None) as loader:
                 for batch in loader.batches(first=0):
+                    first = batch.positions[0]
+                    last = batch.positions[-1]
                     with autocast_to(dist.device, self.config.precision):
-                        results[batch.positions[0] : batch.positions[-1] + 1] = function(batch)
+                        results[first : last + 1] = function(batch)
                     bar.update(len(batch.positions) * dist.world_size)
         finally:
             model.train(was_training)
@@ -128,12 +144,14 @@ class Evaluator:
     def predict(
         self, model: nn.Module, multi_label: bool, num_clips: int = 1, num_crops: int = 1
     ) -> Predictions:
-        """Average the softmax, of a multi-label classifier the sigmoid, over the views of every video: clips along
-        time, and crops along the longer side."""
-        batch_size = (
-            max(1, self.config.batch_size // num_crops) * num_crops
-        )  # crops of a clip share its decode
-        plan = self.make_plan(batch_size, num_clips, num_crops)
+        """Predict the classes of every video by the mean over its views.
+
+        Views are `num_clips` clips along time, with `num_crops` crops along the longer side of
+        each. Probabilities are softmax, or, of a multi-label classifier, sigmoid.
+        """
+        # Crops of a clip share its decode if they are in one batch.
+        clips_per_batch = max(1, self.config.batch_size // num_crops)
+        plan = self.make_plan(clips_per_batch * num_crops, num_clips, num_crops)
 
         def classify(batch: Batch) -> Float[Tensor, "B classes"]:
             logits = model(batch.clip).float()
@@ -142,7 +160,8 @@ class Evaluator:
         probabilities = self.compute(model, plan, classify, len(self.dataset.info.classes))
         if not probabilities.isfinite().all():
             raise InputError(
-                "the classifier's outputs are not finite: its training has diverged, or its weights are damaged"
+                "the classifier's outputs are not finite: its training has diverged, or its"
+                " weights are damaged"
             )
         mean = probabilities.unflatten(0, (-1, num_clips * num_crops)).mean(dim=1)
         if multi_label:
@@ -156,48 +175,61 @@ class Evaluator:
 def read_labels(
     dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)
 ) -> Int[Tensor, " samples"]:
+    """Return the class numbers of samples, by default of all."""
     return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
 
 
 def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:
-    """Compute the mean, over the true ones, of the precision among all that score as high, as scikit-learn does."""
+    """Compute average precision as scikit-learn does: the mean over true videos of a precision.
+
+    That is the fraction of true videos among all that score at least as high. With scores
+    0.9 (true), 0.5 (false), 0.5 (true), 0.1 (false), it is 1/1 for the first true one and 2/3 for
+    the second, which is in a tie of two: the mean is 0.83.
+    """
     order = np.argsort(-scores, kind="stable")
     descending = scores[order]
-    num_true = np.cumsum(is_true[order], dtype=np.int64)
-    # The last of those that score the same.
-    last = np.flatnonzero(np.append(descending[1:] != descending[:-1], True))
-    num_new = np.diff(num_true[last], prepend=0)
-    precisions = num_new * num_true[last] / (last + 1)
-    return float(precisions.sum() / num_true[-1])
+    # Equal scores make a tie, which ends where the next score is lower.
+    is_end = np.append(descending[1:] != descending[:-1], True)
+    ends = np.flatnonzero(is_end)
+    num_ranked = ends + 1
+    num_true = np.cumsum(is_true[order], dtype=np.int64)[ends]
+    # All true videos of a tie have the precision at its end.
+    num_true_in_tie = np.diff(num_true, prepend=0)
+    precision_sums = num_true_in_tie * num_true / num_ranked
+    return float(precision_sums.sum() / num_true[-1])
 
 
 def check_labels(dataset: ShardDataset) -> None:
-    """Raise InputError if a video has no label; one of several may have none of the classes."""
-    if not dataset.info.classes or dataset.info.num_unlabeled:
-        raise InputError(
-            f"{dataset.folder} has {'videos without a label' if dataset.info.classes else 'no labels'}: create the"
-            " shards from class folders or with annotations (shard_tools/make_shards.py)"
-        )
+    """Raise InputError if a video has no label.
+
+    A video of a multi-label dataset may have none of the classes.
+    """
+    advice = "create the shards from class folders or with annotations (shard_tools/make_shards.py)"
+    if not dataset.info.classes:
+        raise InputError(f"{dataset.folder} has no labels: {advice}")
+    if dataset.info.num_unlabeled:
+        raise InputError(f"{dataset.folder} has videos without a label: {advice}")
 
 
-def check_classes(wanted: Sequence[str], multi_label: bool, dataset: ShardDataset) -> None:
-    """Raise InputError if a classifier of the classes `wanted` cannot be evaluated on `dataset`."""
+def check_classes(classes: Sequence[str], multi_label: bool, dataset: ShardDataset) -> None:
+    """Raise InputError if a classifier of these classes cannot be evaluated on `dataset`."""
     check_labels(dataset)
     if dataset.info.multi_label and not multi_label:
         raise InputError(
-            f"videos of {dataset.folder} have several labels or none, and the classifier was trained to choose one:"
-            " train one on shards with several labels"
+            f"videos of {dataset.folder} have several labels or none, and the classifier was"
+            " trained to choose one: train one on shards with several labels"
         )
-    given = dataset.info.classes
-    if len(wanted) != len(given):
+    dataset_classes = dataset.info.classes
+    if len(classes) != len(dataset_classes):
         raise InputError(
-            f"the classifier has {len(wanted)} classes and {dataset.folder} has {len(given)}"
+            f"the classifier has {len(classes)} classes and {dataset.folder} has"
+            f" {len(dataset_classes)}"
         )
-    for class_id, (known, labeled) in enumerate(zip(wanted, given, strict=True)):
-        if known != labeled:
+    for number, (name, dataset_name) in enumerate(zip(classes, dataset_classes, strict=True)):
+        if name != dataset_name:
             raise InputError(
-                f"class {class_id} is {known!r} for the classifier and {labeled!r} in {dataset.folder}:"
-                " create the shards with the same classes"
+                f"class {number} is {name!r} for the classifier and {dataset_name!r} in"
+                f" {dataset.folder}: create the shards with the same classes"
             )
 
 

@@ -1,4 +1,4 @@
-"""Explain failures of a step in one sentence."""
+"""Explain in one sentence why a training step has failed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,8 @@ from adamae.common.errors import InputError
 from adamae.kernels.gumbel_topk import LOGITS_NOT_FINITE
 from adamae.training.config import TrainConfig
 
-DEVICE_ASSERTION = (
-    "device-side assert triggered"  # in CUDA's words; what it was about is on stderr already
-)
+# How CUDA reports any failed assertion of a kernel. Which one it was, CUDA has printed on stderr.
+DEVICE_ASSERTION = "device-side assert triggered"
 
 
 class DivergedError(InputError):
@@ -19,24 +18,20 @@ class DivergedError(InputError):
 
 @contextmanager
 def explain_failures(config: TrainConfig) -> Iterator[None]:
-    """Raise InputError where a GPU's memory does not suffice, DivergedError where a run diverges."""
-    checkpointing = (
-        "" if config.task != "pretrain" else " or set model.activation_checkpointing=true"
-    )
-    with explain_out_of_memory(
-        f"set global_batch to the clips of a step, and lower batch_size{checkpointing};"
-        f" `python benchmarks/memory_vs_ratio.py --config {config.run}/config.yaml` predicts what a step needs"
-    ):
+    """Raise InputError where a GPU's memory is too small, DivergedError where a run diverges."""
+    advice = "set global_batch to the clips of a step, and lower batch_size"
+    if config.task == "pretrain":
+        advice += " or set model.activation_checkpointing=true"
+    predictor = f"python benchmarks/memory_vs_ratio.py --config {config.run}/config.yaml"
+    with explain_out_of_memory(f"{advice}; `{predictor}` predicts what a step needs"):
         try:
             yield
         except RuntimeError as error:
-            if LOGITS_NOT_FINITE in str(error) or DEVICE_ASSERTION in str(error):
-                where = (
-                    ""
-                    if LOGITS_NOT_FINITE in str(error)
-                    else ", if the lines above do not name another assertion"
-                )
+            diverged = "the run has diverged: the sampler's logits are not finite"
+            if LOGITS_NOT_FINITE in str(error):
+                raise DivergedError(diverged) from error
+            if DEVICE_ASSERTION in str(error):
                 raise DivergedError(
-                    f"the run has diverged: the sampler's logits are not finite{where}"
+                    f"{diverged}, if the lines above do not name another assertion"
                 ) from error
             raise

@@ -1,4 +1,4 @@
-"""Write features along videos, a file per video or tars of many, and read them."""
+"""Write and read the features of videos: a file per video, or tars of many."""
 
 import json
 from collections.abc import Iterator
@@ -20,28 +20,30 @@ from adamae.shard_tools.plan import make_key
 from adamae.shard_tools.write import list_members
 from adamae.training.video_windows import ListedVideo
 
-# Of a tar. What is in an unfinished one is lost when a run is killed.
+# Limits of a tar, as the videos of an unfinished one are encoded again after a kill.
 MAX_VIDEOS = 1000
 MAX_BYTES = 256e6
 Arrays = dict[str, np.ndarray]
 
 
 class WindowArrays:
-    """The arrays of a video's windows, one behind the other.
+    """The arrays of a video's windows, concatenated as they come.
 
-    Small arrays that stay between large ones that go would fragment memory, 2 GB for an hour; so each grows in one
-    piece.
+    Kept as a list, the small arrays that stay between large ones that go would fragment memory, by
+    2 GB per hour; so each array grows in one buffer.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, bytearray] = {}
-        # An array of one window, for its type and shape.
+        # An empty array for each name, with the type and shape of one window.
         self._examples: Arrays = {}
 
     def __len__(self) -> int:
+        """Return the number of arrays per window, 0 before the first window."""
         return len(self._buffers)
 
     def append(self, window: Arrays) -> None:
+        """Add the arrays of the next window, which have the same names and shapes every time."""
         for name, values in window.items():
             if name not in self._buffers:
                 self._buffers[name] = bytearray()
@@ -49,7 +51,7 @@ class WindowArrays:
             self._buffers[name].extend(values.tobytes())
 
     def stack(self) -> Arrays:
-        """Return the arrays of all windows, without a copy."""
+        """Return the arrays of all windows, each with a leading axis of windows, without a copy."""
         stacked = {}
         for name, buffer in self._buffers.items():
             example = self._examples[name]
@@ -61,10 +63,10 @@ class FeatureWriter(Protocol):
     """One way to store the features of videos, used as a context manager."""
 
     def has(self, video: ListedVideo) -> bool:
-        """Return whether the features of a video were there already."""
+        """Return whether an earlier run has stored the features of a video."""
 
     def write(self, video: ListedVideo, arrays: Arrays) -> None:
-        """Store what extract_features.py has made of a video."""
+        """Store the arrays of a video: features, frames and times, and tokens if asked for."""
 
     def __enter__(self) -> Self: ...
 
@@ -89,7 +91,7 @@ class FeatureFiles:
     """Writes a file per video, named by its key; see FeatureWriter."""
 
     def __init__(self, output: Path, kind: str) -> None:
-        """kind: safetensors or parquet."""
+        """Write to the folder `output`; kind: safetensors or parquet."""
         self._output = output
         self._kind = kind
 
@@ -105,18 +107,16 @@ class FeatureFiles:
             if self._kind == "parquet":
                 save_parquet(partial_file, arrays, metadata)
             else:
+                tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+                # The header of safetensors holds strings alone.
                 strings = {name: str(value) for name, value in metadata.items()}
-                save_tensors(
-                    partial_file,
-                    {name: torch.from_numpy(array) for name, array in arrays.items()},
-                    strings,
-                )
+                save_tensors(partial_file, tensors, strings)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: each file is whole."""
+        """Do nothing: each file is complete when it has its name."""
 
     def _find_file(self, video: ListedVideo) -> Path:
         return self._output / f"{video.key}.{self._kind}"
@@ -125,24 +125,28 @@ class FeatureFiles:
 class FeatureTars:
     """Writes tars of many videos by webdataset's ShardWriter; see FeatureWriter.
 
-    A video is the members <key>.<array>.npy and <key>.json, with its own key in the JSON: webdataset ends the name of a
-    sample at its first dot. A tar has a temporary name until it is whole.
+    A video is the members <key>.<array>.npy and <key>.json. For webdataset the key of a sample ends
+    at its first dot, so make_key changes the key, and the JSON has the original. A tar has a
+    temporary name until it is complete.
     """
 
     def __init__(self, output: Path, part: int, num_parts: int) -> None:
-        """Part `part` of `num_parts` (from 1) has tars of its own: processes write side by side."""
+        """Write to the folder `output`.
+
+        Processes that run side by side write one part each, from 1 to num_parts, to its own tars.
+        """
         self._output = output
         self._stem = f"features-{part}-of-{num_parts}"
-        self._written = {
-            name.partition(".")[0] for tar in output.glob("*.tar") for name in list_members(tar)
-        }
-        # The tar under way.
+        self._written_keys: set[str] = set()
+        for tar in output.glob("*.tar"):
+            self._written_keys.update(name.partition(".")[0] for name in list_members(tar))
+        # Closes the tar that is being written.
         self._files = ExitStack()
         self._is_writing = False
         self._shards: Any = None
 
     def has(self, video: ListedVideo) -> bool:
-        return make_key(video.key) in self._written
+        return make_key(video.key) in self._written_keys
 
     def write(self, video: ListedVideo, arrays: Arrays) -> None:
         if self._shards is None:
@@ -155,7 +159,7 @@ class FeatureTars:
         self._is_writing = False
 
     def __enter__(self) -> Self:
-        # Of a run that was killed.
+        # A run that was killed has left its last tar.
         for file in self._output.glob(f".{self._stem}-*.partial"):
             file.unlink()
         return self
@@ -166,19 +170,21 @@ class FeatureTars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish the tar under way, also where a run is stopped between two videos."""
+        """Finish the last tar, also where a run is stopped between two videos.
+
+        Drop a tar in which a video has been written in part.
+        """
         if self._is_writing:
             self._files.__exit__(kind, error, trace)
         elif self._shards is not None:
             self._shards.close()
 
     def _open_shards(self) -> Any:
-        # It takes half a second, and only this format needs it.
+        # The import takes half a second, and only this format needs it.
         import webdataset
 
-        numbers = [
-            int(tar.stem.rpartition("-")[2]) for tar in self._output.glob(f"{self._stem}-*.tar")
-        ]
+        tars = self._output.glob(f"{self._stem}-*.tar")
+        numbers = [int(tar.stem.rpartition("-")[2]) for tar in tars]
         return webdataset.ShardWriter(
             f"{self._stem}-%06d.tar",
             maxcount=MAX_VIDEOS,
@@ -195,12 +201,12 @@ class FeatureTars:
         return self._files.enter_context(partial_file.open("wb"))
 
     def _finish_tar(self, name: str) -> None:
-        """Close the tar, which gives it its name."""
+        """Close the tar, for which atomic_write gives it its name."""
         self._files.close()
 
 
 def describe(video: ListedVideo) -> dict[str, Any]:
-    """Return what is stored beside a video's features."""
+    """Return the metadata that are stored beside a video's features."""
     return {
         "key": video.key,
         "source": video.source,
@@ -214,16 +220,20 @@ def describe(video: ListedVideo) -> dict[str, Any]:
 
 
 def save_parquet(path: Path, arrays: Arrays, metadata: dict[str, Any]) -> None:
-    """Write a row per window, with the metadata in each."""
+    """Write a row per window, with the metadata in each.
+
+    arrays: features [W, D], and the first and last frame and time of each window, frames [W, 2] and
+    times [W, 2].
+    """
     parquet = import_pyarrow(str(path))
     import pyarrow
 
     features = arrays["features"]
-    columns: dict[str, Any] = {name: [value] * len(features) for name, value in metadata.items()}
-    columns["first_frame"] = arrays["frames"][:, 0]
-    columns["last_frame"] = arrays["frames"][:, 1]
-    columns["start"] = arrays["times"][:, 0]
-    columns["end"] = arrays["times"][:, 1]
+    columns: dict[str, Any] = {}
+    for name, value in metadata.items():
+        columns[name] = [value] * len(features)
+    columns["first_frame"], columns["last_frame"] = arrays["frames"].T
+    columns["start"], columns["end"] = arrays["times"].T
     columns["features"] = pyarrow.FixedSizeListArray.from_arrays(
         pyarrow.array(features.ravel()), features.shape[1]
     )
@@ -233,14 +243,14 @@ def save_parquet(path: Path, arrays: Arrays, metadata: dict[str, Any]) -> None:
 class StoredFeatures(NamedTuple):
     """The features of a video, as they were written."""
 
-    # The file, or the tar that they are in.
+    # The video's own file, or a tar of many videos.
     file: Path
     metadata: dict[str, Any]
     features: Float[Tensor, "W D"]
 
 
 def read_feature_files(folder: Path) -> Iterator[StoredFeatures]:
-    """Read what extract_features.py has written to a folder as safetensors or for webdataset."""
+    """Yield the features that extract_features.py has written as safetensors or for webdataset."""
     for file in sorted(folder.rglob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             yield StoredFeatures(file, opened.metadata() or {}, opened.get_tensor("features"))

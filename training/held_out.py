@@ -1,9 +1,12 @@
-"""Measure features on held-out videos, without a classifier: k-NN accuracy, RankMe, reconstruction loss."""
+"""Measure features on held-out videos without a classifier.
+
+The metrics are k-NN accuracy, RankMe and, of an AdaMAE, the reconstruction loss.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,75 +24,98 @@ from adamae.training.distributed import Distributed
 from adamae.training.evaluation import Evaluator, majority_top1, read_labels
 from adamae.training.feature_files import read_feature_files
 
-# The most videos of HeldOut, always the same ones: an evaluation must not take as long as training.
+# The maximum number of held-out videos: an evaluation must not take as long as training.
 MAX_VIDEOS = 1024
-# The k-NN classifier's, as DINO's (Caron et al. 2021).
+# Of the k-NN classifier, as DINO has them (Caron et al. 2021, arXiv 2104.14294).
 NUM_NEIGHBORS = 20
 TEMPERATURE = 0.07
-# The side of the baseline's mean gray frame, in pixels.
+# The side in pixels of the mean gray frame that the baseline pixel_top1 compares.
 THUMBNAIL = 16
 # Masks are the same at every evaluation, and in every run.
 MASK_SEED = 0
 
 
+class EncodedVideos(NamedTuple):
+    """What is computed of one clip of each of V videos, on the CPU."""
+
+    # Numbers in ShardDataset.samples.
+    samples: list[int]
+    # Reconstruction losses of an AdaMAE on held-out videos, zeros otherwise.
+    losses: Float[Tensor, "V 1"]
+    thumbnails: Float[Tensor, "V P"]
+    # Without a model, D is 0.
+    features: Float[Tensor, "V D"]
+
+
 class HeldOut:
     """Up to `max_videos` of evaluation.shards, one clip each, for metrics that need no classifier.
 
-    The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with the same classes,
-    the held-out videos themselves; no neighbor is of the same source or of the same `evaluation.group`.
+    The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with
+    the same classes, the held-out videos themselves. A video has no neighbor of the same source or
+    of the same `evaluation.group`.
     """
 
     def __init__(
         self, config: TrainConfig, trained: ShardDataset, max_videos: int = MAX_VIDEOS
     ) -> None:
         """Raise InputError if evaluation.shards cannot be read."""
-        self.config, self.max_videos = config, max_videos
+        self.config = config
+        self.max_videos = max_videos
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
         self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
 
     def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
-        """Return reconstruction loss (of an AdaMAE), RankMe, and, where there are labels, k-NN top-1 accuracy beside
-        that of pixels and of the most common class; without a model, what needs none."""
-        samples, own = self._encode(model, self.dataset, dist)
-        metrics: dict[str, float] = {"num_videos": len(samples)}
+        """Return the metrics of a model, or, without one, those that need none.
+
+        They are num_videos, rankme, the reconstruction_loss of an AdaMAE, and, where there are
+        labels, those of `_score_neighbors`.
+        """
+        videos = self._encode(model, self.dataset, dist)
+        metrics: dict[str, float] = {"num_videos": len(videos.samples)}
         if model is not None:
-            metrics["rankme"] = rankme(own["features"])
+            metrics["rankme"] = rankme(videos.features)
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = own["loss"].mean().item()
-        if not has_same_classes(self.dataset, self.dataset):
+            metrics["reconstruction_loss"] = videos.losses.mean().item()
+        if not has_one_label(self.dataset):
             return metrics
-        is_alone = self.reference is self.dataset
-        neighbors, others = (
-            (samples, own) if is_alone else self._encode(model, self.reference, dist)
-        )
-        labels, other_labels = (
-            read_labels(self.dataset, samples),
-            read_labels(self.reference, neighbors),
-        )
+        neighbors = videos
+        if self.reference is not self.dataset:
+            neighbors = self._encode(model, self.reference, dist)
+        return metrics | self._score_neighbors(videos, neighbors)
+
+    def _score_neighbors(self, videos: EncodedVideos, neighbors: EncodedVideos) -> dict[str, float]:
+        """Return accuracies: majority_top1, and, of the knn_videos that have any allowed neighbor,
+        pixel_top1 and, with a model, knn_top1."""
+        labels = read_labels(self.dataset, videos.samples)
+        neighbor_labels = read_labels(self.reference, neighbors.samples)
+        metrics = {"majority_top1": majority_top1(labels)}
         group = self.config.evaluation.group
-        allowed = find_allowed_neighbors(self.dataset, samples, self.reference, neighbors, group)
-        metrics["majority_top1"] = majority_top1(labels)
-        if allowed.any():
-            metrics["knn_videos"] = int(allowed.any(dim=1).sum())
-            distances = torch.cdist(own["thumbnail"], others["thumbnail"]).masked_fill(
-                ~allowed, torch.inf
+        allowed = find_allowed_neighbors(
+            self.dataset, videos.samples, self.reference, neighbors.samples, group
+        )
+        has_neighbor = allowed.any(dim=1)
+        if not has_neighbor.any():
+            return metrics
+        metrics["knn_videos"] = int(has_neighbor.sum())
+        # Pixels tell scenes apart, and classes often differ by scene: a model must exceed this.
+        distances = torch.cdist(videos.thumbnails, neighbors.thumbnails)
+        nearest = distances.masked_fill(~allowed, torch.inf).argmin(dim=1)
+        is_right = neighbor_labels[nearest] == labels
+        metrics["pixel_top1"] = is_right[has_neighbor].double().mean().item()
+        if videos.features.shape[1] > 0:
+            metrics["knn_top1"] = knn_top1(
+                videos.features, labels, neighbors.features, neighbor_labels, allowed
             )
-            is_right = (other_labels[distances.argmin(dim=1)] == labels)[allowed.any(dim=1)]
-            # What a model must exceed, since it tells scenes apart.
-            metrics["pixel_top1"] = is_right.double().mean().item()
-            if model is not None:
-                metrics["knn_top1"] = knn_top1(
-                    own["features"], labels, others["features"], other_labels, allowed
-                )
         return metrics
 
     def _encode(
         self, model: EncoderModel | None, dataset: ShardDataset, dist: Distributed
-    ) -> tuple[list[int], dict[str, Float[Tensor, "V values"]]]:
-        """Return V samples and, of a clip of each, `loss` (of the held-out videos), `thumbnail` and `features`."""
+    ) -> EncodedVideos:
+        """Encode up to max_videos of a dataset, the same ones every time."""
         config = self.config
         is_held_out = dataset is self.dataset
         num_videos = len(dataset.samples)
+        # Neighbors are videos that are trained on.
         if not is_held_out and config.data.subset:
             num_videos = config.data.subset
         data = replace(config.data, subset=min(self.max_videos, num_videos))
@@ -101,35 +127,36 @@ class HeldOut:
             thumbnails = make_thumbnails(batch.clip)
             if model is None:
                 return torch.cat((losses, thumbnails), dim=1)
+            # For so few batches of another size, compiling takes longer than it saves.
             with torch.compiler.set_stance("force_eager"):
                 if isinstance(model, AdaMAE) and is_held_out:
-                    losses = model(batch.clip, MASK_SEED, batch.positions[0]).loss_per_token.mean(
-                        dim=1, keepdim=True
-                    )
-                return torch.cat(
-                    (losses, thumbnails, encode(model, batch.clip).pooled.float()), dim=1
-                )
+                    output = model(batch.clip, MASK_SEED, batch.positions[0])
+                    losses = output.loss_per_token.mean(dim=1, keepdim=True)
+                features = encode(model, batch.clip).pooled.float()
+            return torch.cat((losses, thumbnails, features), dim=1)
 
         module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
-        widths = {"loss": 1, "thumbnail": THUMBNAIL**2, "features": width}
-        results = evaluator.compute(module, plan, encode_batch, sum(widths.values()))
-        columns = results.split(list(widths.values()), dim=1)
+        widths = [1, THUMBNAIL**2, width]
+        results = evaluator.compute(module, plan, encode_batch, sum(widths))
         samples = [plan.row(position).sample for position in range(len(plan))]
-        return samples, dict(zip(widths, columns, strict=True))
+        return EncodedVideos(samples, *results.split(widths, dim=1))
 
 
 def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:
-    """Average the frames and channels of each clip, and scale what is left to THUMBNAIL × THUMBNAIL pixels."""
+    """Average the frames and channels of each clip, and scale the mean to P = THUMBNAIL² pixels."""
     return F.adaptive_avg_pool2d(clip.mean(dim=(1, 4), dtype=torch.float32), THUMBNAIL).flatten(1)
 
 
+def has_one_label(dataset: ShardDataset) -> bool:
+    """Return whether every video has one label, of two classes or more."""
+    info = dataset.info
+    return len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label
+
+
 def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
-    """Return whether every video of both has one label, of the same classes."""
-    infos = one.info, other.info
-    is_labeled = all(
-        len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label for info in infos
-    )
+    """Return whether every video of both datasets has one label, of the same classes."""
+    is_labeled = has_one_label(one) and has_one_label(other)
     return is_labeled and one.info.classes == other.info.classes
 
 
@@ -140,25 +167,29 @@ def find_allowed_neighbors(
     neighbors: Sequence[int],
     group: str,
 ) -> Bool[Tensor, "samples neighbors"]:
-    """Find which videos may be a sample's neighbors: those of other bytes, another source and another group.
+    """Find which videos may be a sample's neighbors: other bytes, another source, another group.
 
-    group: the field of a video that names its group, such as the person in it. A video without it is in no group.
+    A copy, or another segment of the same recording, would be the nearest neighbor without telling
+    anything about the features.
+
+    group: the field of a video that names its group, such as the person in it. A video without the
+    field is in no group.
     """
     own = [dataset.samples[sample] for sample in samples]
     others = [reference.samples[neighbor] for neighbor in neighbors]
     is_other_video = find_differences([v.sha256 for v in own], [v.sha256 for v in others])
     is_other_source = find_differences([v.source for v in own], [v.source for v in others])
-    own_has_group = torch.tensor([group in v.fields for v in own])
-    others_have_group = torch.tensor([group in v.fields for v in others])
     is_other_group = find_differences(
         [v.fields.get(group) for v in own], [v.fields.get(group) for v in others]
     )
+    own_has_group = torch.tensor([group in v.fields for v in own])
+    others_have_group = torch.tensor([group in v.fields for v in others])
     is_other_group |= ~own_has_group[:, None] | ~others_have_group
     return is_other_video & is_other_source & is_other_group
 
 
 def find_differences(own: list[Any], others: list[Any]) -> Bool[Tensor, "samples neighbors"]:
-    """Return which values of `own` differ from which of `others`."""
+    """Return which values of `own` (rows) differ from which of `others` (columns)."""
     pairs = np.array(own, dtype=object)[:, None] != np.array(others, dtype=object)
     return torch.from_numpy(pairs.astype(bool))
 
@@ -170,46 +201,53 @@ def knn_top1(
     neighbor_labels: Int[Tensor, " N"],
     allowed: Bool[Tensor, "V N"],
 ) -> float:
-    """Compute 20-NN accuracy by cosine similarity of centered features, of the videos that have any neighbor."""
+    """Compute the 20-NN accuracy of the videos that have any allowed neighbor.
+
+    Each of the nearest neighbors by cosine similarity s of centered features votes for its class
+    with the weight exp(s / TEMPERATURE); neighbors that are not allowed have the weight 0.
+    """
+    # Features of a masked autoencoder have a large mean, beside which all are alike.
     center = reference.mean(dim=0)
     similarity = F.normalize(features - center, dim=1) @ F.normalize(reference - center, dim=1).T
-    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(
-        min(NUM_NEIGHBORS, len(reference)), dim=1
-    )
-    votes = (
-        F.one_hot(neighbor_labels[nearest.indices])
-        * (nearest.values / TEMPERATURE).exp()[..., None]
-    )
+    num_neighbors = min(NUM_NEIGHBORS, len(reference))
+    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(num_neighbors, dim=1)
+    weights = (nearest.values / TEMPERATURE).exp()
+    votes = F.one_hot(neighbor_labels[nearest.indices]) * weights[..., None]
     is_right = votes.sum(dim=1).argmax(dim=1) == labels
     return is_right[allowed.any(dim=1)].double().mean().item()
 
 
 def rankme(features: Float[Tensor, "V D"]) -> float:
-    """Compute the smooth rank of the features (Garrido et al. 2023): 1 if they are all alike, at most D."""
+    """Compute the smooth rank of the features (RankMe, Garrido et al. 2023, arXiv 2210.02885).
+
+    It is the exponential of the entropy of the singular values: 1 if all features are alike, and
+    at most D.
+    """
     values = np.linalg.svd(features.numpy().astype(np.float64), compute_uv=False)
     p = values / max(values.sum(), 1e-12) + 1e-7
     return float(np.exp(-(p * np.log(p)).sum()))
 
 
 def read_features(folder: Path) -> tuple[list[dict[str, Any]], Float[Tensor, "V 2D"]]:
-    """Read the metadata and features of all labeled videos that extract_features.py has written to a folder: the mean
-    and the standard deviation over windows, since how features change tells motions apart.
+    """Read the metadata and features of all videos that extract_features.py has written.
 
-    Raise InputError where there are none, or one has no label.
+    Features are the mean and the standard deviation over the windows of a video, since how they
+    change tells motions apart. Raise InputError if there are none, or one has no label.
     """
-    about = []
+    metadata = []
     features = []
     for video in read_feature_files(folder):
         if not video.metadata.get("label"):
             raise InputError(
-                f"{video.file} has no label: extract features of class folders, or of shards with labels"
+                f"{video.file} has no label: extract features of class folders, or of shards with"
+                " labels"
             )
-        about.append(video.metadata)
+        metadata.append(video.metadata)
         std, mean = torch.std_mean(video.features, dim=0, correction=0)
         features.append(torch.cat((mean, std)))
-    if not about:
-        formats = "as safetensors or for webdataset"
+    if not metadata:
         raise InputError(
-            f"{folder} has no features {formats}: run extract_features.py, or name labeled shards"
+            f"{folder} has no features as safetensors or for webdataset: run extract_features.py,"
+            " or name labeled shards"
         )
-    return about, torch.stack(features)
+    return metadata, torch.stack(features)

@@ -1,4 +1,4 @@
-"""The configuration of a command line, on top of that of the run that it resumes or starts from."""
+"""Load the configuration of a command line, on top of that of the run it resumes or starts from."""
 
 import sys
 from dataclasses import replace
@@ -9,8 +9,9 @@ from adamae.model.config import ModelConfig
 from adamae.pipeline.reading.storage import is_remote
 from adamae.training.config import TrainConfig, parse
 
-# What is taken over of the model that a run starts from: by pre-training, the encoder and, where no config file says
-# another one, the clip; by a classifier, both. How that was masked only decides whether the shape is a possible one.
+# Fields of ModelConfig that a run takes over from the model that it starts from. Pre-training takes
+# the encoder's, and those of the clip that no config file sets; a classifier takes all. It ignores
+# masks, but the shape must be one that they allow, or ModelConfig would refuse it.
 BLOCKS = ("encoder_width", "encoder_depth", "encoder_heads")
 ENCODER = ("size", *BLOCKS, "tubelet_size", "patch_size")
 CLIP = ("num_frames", "image_size", "positions", "differences")
@@ -18,13 +19,16 @@ CLASSIFIER = (*ENCODER, *CLIP, "in_channels", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
-    """Parse a command line; the model has the shape of init_from where the command line does not set it.
+    """Parse a command line; the model has the shape of init_from where nothing else sets it.
 
-    Without a configuration, `run=RUN` resumes that run with its own, and `init_keep=optimizer` forks one with that of
-    the source. Raise InputError if the configuration is not valid, or what it names cannot be read.
+    Without a configuration, `run=RUN` resumes that run with its own, and `init_keep=optimizer`
+    forks a run with that of its source. Raise InputError if the configuration is not valid, or a
+    run or weights that it names cannot be read.
     """
+    # jsonargparse, which takes a part of the second in which --help answers.
     from adamae.common.config_parser import split_overrides
 
+    # "--steps=5" becomes "--steps": "5".
     options = dict(option.partition("=")[::2] for option in split_overrides(arguments))
     if "--config" not in options and "--data.shards" not in options:
         own_config = _find_own_config(options)
@@ -34,37 +38,45 @@ def load_config(arguments: list[str]) -> TrainConfig:
     if not config.init_from:
         return config
     source = _read_source(config)
-    shape = {name: getattr(source, name) for name in _list_taken_over(config, options)}
-    changed = [
-        f"{name} {value}" for name, value in shape.items() if value != getattr(config.model, name)
-    ]
-    if changed:
-        log(f"from checkpoint {config.init_from}: {', '.join(changed)}", sys.stderr)
+    shape = {name: getattr(source, name) for name in _list_inherited(config, options)}
+    changes = []
+    for name, value in shape.items():
+        if value != getattr(config.model, name):
+            changes.append(f"{name} {value}")
+    if changes:
+        log(f"from checkpoint {config.init_from}: {', '.join(changes)}", sys.stderr)
     return replace(config, model=replace(config.model, **shape))
 
 
 def _read_source(config: TrainConfig) -> ModelConfig:
     """Read the configuration of the model that a run starts from."""
+    # safetensors and the stores of runs, which a run from scratch does not need.
     from adamae.model.weights.read_config import config_of_run, read_config
     from adamae.training.remote_run import local_run
 
-    # Once the run has begun, what it started from may be gone.
+    # When the run resumes, the weights that it started from may be gone.
     own_run = _find_run(config.run)
     if own_run is not None:
         return config_of_run(own_run)
     return read_config(local_run(config.init_from), like=config.model)
 
 
-def _list_taken_over(config: TrainConfig, options: dict[str, str]) -> list[str]:
-    """List the fields of ModelConfig whose values are those of init_from: all that the command line does not set."""
+def _list_inherited(config: TrainConfig, options: dict[str, str]) -> list[str]:
+    """List the fields of ModelConfig that init_from decides: those the command line does not set.
+
+    The size sets the encoder's width, depth and heads too.
+    """
     names = list(CLASSIFIER)
     if config.task == "pretrain":
+        names = list(ENCODER)
         default = ModelConfig()
-        unset = [name for name in CLIP if getattr(config.model, name) == getattr(default, name)]
-        names = [*ENCODER, *unset]
-    if "--model.size" in options:
-        names = [name for name in names if name not in BLOCKS]
-    return [name for name in names if f"--model.{name}" not in options]
+        for name in CLIP:
+            if getattr(config.model, name) == getattr(default, name):
+                names.append(name)
+    set_names = [option.removeprefix("--model.") for option in options]
+    if "size" in set_names:
+        set_names += BLOCKS
+    return [name for name in names if name not in set_names]
 
 
 def _find_own_config(options: dict[str, str]) -> Path | None:
@@ -83,7 +95,7 @@ def _find_own_config(options: dict[str, str]) -> Path | None:
 
 
 def _find_run(run: str) -> Path | None:
-    """Return a folder with the config.yaml of a run that has checkpoints; None if it has not begun."""
+    """Return a folder with the config.yaml of a run; None if the run has no checkpoint yet."""
     from adamae.training.checkpoint import list_checkpoints
     from adamae.training.remote_run import fetch_config, staging
 

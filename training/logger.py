@@ -1,7 +1,7 @@
-"""Write a run's metrics: progress bar, metrics.jsonl, TensorBoard and, by its means, Weights & Biases.
+"""Write a run's metrics: progress bar, metrics.jsonl, TensorBoard and Weights & Biases.
 
-The host waits for the device only in `Logger.flush`, every `log_every` steps and before a checkpoint, so that what a
-checkpoint holds has been logged.
+The host waits for the device only in `Logger.flush`: every `log_every` steps, and before a
+checkpoint, so that all steps of a checkpoint have been logged.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean, median_low
@@ -38,14 +38,21 @@ from adamae.training.run_dir import RunDir
 from adamae.training.schedule import Schedule
 from adamae.training.summary import describe_scores
 
-SKIPPED = "skipped_updates"  # fraction of the steps whose gradient was not finite, so that they changed nothing
-MAX_IDLE_STEPS = 10  # one gradient may overflow; ten in a row do not recover
-FIRST_STEPS = 10  # load, compile and fill caches
-SLOW = 0.05  # fraction of a step that a rank waits longer for data than the median of all
+# The fraction of steps whose gradient was not finite, so that they changed nothing.
+SKIPPED = "skipped_updates"
+# A gradient may overflow once; a run in which ten in a row do has not been seen to recover.
+MAX_IDLE_STEPS = 10
+# In the first steps, ranks load, compile and fill caches, and wait for data for that reason.
+FIRST_STEPS = 10
+# A rank is slow if it waits for data longer than the median rank, by this fraction of the time.
+SLOW = 0.05
 
 
 class Logger:
-    """Sums per-step tensors on the device; reads them, averages over ranks and writes every `log_every` steps."""
+    """Adds up scalars on the device, and every `log_every` steps writes their means over all ranks.
+
+    A context manager, entered and used by all ranks; the main rank writes.
+    """
 
     def __init__(
         self,
@@ -56,33 +63,37 @@ class Logger:
         loader: ClipLoader,
         start: int,
     ) -> None:
-        self.run, self.config, self.dist, self.schedule, self.loader = (
-            run,
-            config,
-            dist,
-            schedule,
-            loader,
-        )
+        """start: the step that the run resumes from, 0 for a new run."""
+        self.run = run
+        self.config = config
+        self.dist = dist
+        self.schedule = schedule
+        self.loader = loader
         self.start_step = start
+        # What has been added up since the last row: scalars on the device, and over how many steps.
         self._names: list[str] = []
-        self._sums: Tensor | float = 0.0  # of the scalars by these names, on the device
+        self._sums: Tensor | float = 0.0
         self._steps = 0
-        self._idle_steps = 0  # the newest ones, of which none changed the weights
         self._started = time.perf_counter()
-        self._waited = 0.0  # seconds for data, when a row was last written
-        self._slow_ranks: set[int] = set()  # that have been named
+        # How many steps before this one have left the weights as they were.
+        self._idle_steps = 0
+        # The loader's counter of seconds spent waiting, when the last row was written.
+        self._wait_seconds = 0.0
+        # Ranks that a note has named.
+        self._slow_ranks: set[int] = set()
 
     def __enter__(self) -> "Logger":
-        total, is_main = self.schedule.total_steps, self.dist.is_main
         with ExitStack() as stack:
-            if is_main:
+            if self.dist.is_main:
                 self._open_files(stack)
+            # With a delay, however short, tqdm first draws the bar when a step is done, below what
+            # `announce` writes.
             self._bar = stack.enter_context(
                 progress_bar(
                     unit="step",
-                    total=total,
+                    total=self.schedule.total_steps,
                     initial=self.start_step,
-                    disable=not is_main,
+                    disable=not self.dist.is_main,
                     delay=1e-9,
                 )
             )
@@ -94,9 +105,14 @@ class Logger:
             self._closing.__exit__(*raised)
 
     def _open_files(self, stack: ExitStack) -> None:
-        """Open what the main rank writes. Drop what a killed run logged after its checkpoint: it is logged again."""
-        rows = (row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step)
+        """Open metrics.jsonl, TensorBoard and Weights & Biases.
+
+        A killed run has logged steps after its last checkpoint. They will be taken, and logged,
+        again, so their rows are removed.
+        """
+        rows = [row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step]
         write_text(self.run.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+        # Before TensorBoard's writer, which W&B patches in order to copy what it gets.
         if self.config.wandb:
             stack.callback(start_wandb(self.run.path, self.config).finish)
         folder = str(self.run.path / "tensorboard")
@@ -104,120 +120,136 @@ class Logger:
         self._board.add_text("config", f"```yaml\n{to_yaml(self.config)}```")
 
     def step(self, step: int, scalars: Mapping[str, Tensor]) -> None:
-        """Add the scalars of a step, which stay on the device; writes their means every `log_every` steps."""
+        """Add the scalars of a step on the device; write their means every `log_every` steps."""
         self._names = list(scalars)
-        self._sums = self._sums + torch.stack(
-            [value.detach().float() for value in scalars.values()]
-        )
+        values = [value.detach().float() for value in scalars.values()]
+        # One addition for all scalars, and one copy to the host when they are read.
+        self._sums = self._sums + torch.stack(values)
         self._steps += 1
         self._bar.update()
         if step % self.config.log_every == 0:
             self.flush(step)
 
     def flush(self, step: int) -> None:
-        """Write the means since the last call, over all ranks, which all call this; raise DivergedError where no step
-        has changed the weights for long."""
+        """Write the means of all steps since the last call; all ranks call this.
+
+        Raise DivergedError if no step has changed the weights for MAX_IDLE_STEPS.
+        """
         if isinstance(self._sums, float):
             return
-        own = dict(
-            zip(self._names, (self._sums / self._steps).tolist(), strict=True)
-        )  # only here the host waits
+        # The only place in the loop where the host waits for the device.
+        own_means = (self._sums / self._steps).tolist()
         seconds = time.perf_counter() - self._started
         counters = dict(self.loader.counters)
-        waited = counters["wait_seconds"] - self._waited
-        self._waited = counters["wait_seconds"]
-        ranks = self.dist.gather((own, waited / seconds, socket.gethostname()))
-        row = {name: fmean(means[name] for means, *_ in ranks) for name in own} | {
-            "lr": self.schedule.lr(step - 1),
-            "clips_per_second": self._steps * self.schedule.global_batch / seconds,
-            "step_time_ms": 1000 * seconds / self._steps,
-            "data_wait_fraction": waited / seconds,
-            "peak_memory_gib": peak_memory_gib(self.dist.device),
-        }
-        row |= {f"pipeline/{name}": float(count) for name, count in counters.items()}
+        wait_fraction = (counters["wait_seconds"] - self._wait_seconds) / seconds
+        self._wait_seconds = counters["wait_seconds"]
+        ranks = self.dist.gather((own_means, wait_fraction, socket.gethostname()))
+        means, wait_fractions, hosts = zip(*ranks, strict=True)
+        row: dict[str, float] = {}
+        for name, values in zip(self._names, zip(*means, strict=True), strict=True):
+            row[name] = fmean(values)
+        row["lr"] = self.schedule.lr(step - 1)
+        row["clips_per_second"] = self._steps * self.schedule.global_batch / seconds
+        row["step_time_ms"] = 1000 * seconds / self._steps
+        row["data_wait_fraction"] = wait_fraction
+        row["peak_memory_gib"] = peak_memory_gib(self.dist.device)
+        for name, count in counters.items():
+            row[f"pipeline/{name}"] = float(count)
         self.write_scalars(step, row)
         if step > self.start_step + FIRST_STEPS:
-            self._name_slow_rank([wait for _, wait, _ in ranks], [host for *_, host in ranks])
-        shown = {
-            "loss": row.get("reconstruction_loss", row["loss"]),
-            "clips/s": row["clips_per_second"],
-        }
-        self._bar.set_postfix(shown | {"data_wait": f"{row['data_wait_fraction']:.1%}"})
+            self._name_slow_rank(wait_fractions, hosts)
+        self._bar.set_postfix(
+            {
+                "loss": row.get("reconstruction_loss", row["loss"]),
+                "clips/s": row["clips_per_second"],
+                "data_wait": f"{wait_fraction:.1%}",
+            }
+        )
         self._idle_steps = self._idle_steps + self._steps if row[SKIPPED] == 1 else 0
-        self._sums, self._steps, self._started = 0.0, 0, time.perf_counter()
+        self._sums = 0.0
+        self._steps = 0
+        self._started = time.perf_counter()
         if self._idle_steps >= min(MAX_IDLE_STEPS, self.schedule.total_steps):
             first = step - self._idle_steps + 1
             raise DivergedError(
                 f"the run has diverged: no gradient of steps {first} to {step} is finite"
             )
 
-    def _name_slow_rank(self, waits: list[float], hosts: list[str]) -> None:
-        """Say once of a rank that the others wait for its data; `waits`: fraction of the time, by rank."""
-        wait, median = max(waits), median_low(waits)  # of two ranks, the median is the better one
-        rank = waits.index(wait)
-        if wait - median > SLOW and rank not in self._slow_ranks:
+    def _name_slow_rank(self, wait_fractions: Sequence[float], hosts: Sequence[str]) -> None:
+        """Note, once for each rank, that the others wait for the data of a rank."""
+        longest = max(wait_fractions)
+        # The low median: of two ranks, it is the better one.
+        median = median_low(wait_fractions)
+        rank = wait_fractions.index(longest)
+        if longest - median > SLOW and rank not in self._slow_ranks:
             self._slow_ranks.add(rank)
-            line = f"note: rank {rank} on {hosts[rank]} slows down the others: it waits {wait:.0%} of the time for data"
-            self._say(
-                [
-                    f"{line}, the median rank {median:.0%}: are its disk, network or CPU slower, or shared?"
-                ]
+            self._print(
+                f"note: rank {rank} on {hosts[rank]} slows down the others: it waits"
+                f" {longest:.0%} of the time for data, the median rank {median:.0%}: are its disk,"
+                " network or CPU slower, or shared?"
             )
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write metrics of one step."""
+        """Write metrics of one step, in the main rank."""
         if not self.dist.is_main:
             return
         with name_disk_errors(self.run.path):
             with self.run.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
-                self._board.add_scalar(name if "/" in name else f"train/{name}", value, step)
+                tag = name if "/" in name else f"train/{name}"
+                self._board.add_scalar(tag, value, step)
 
     def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of an evaluation, also in words above the progress bar."""
+        """Write the metrics of an evaluation, and a line of them above the progress bar."""
         self.write_scalars(step, {f"evaluation/{name}": value for name, value in metrics.items()})
-        self._say([f"step {step:,}: {describe_scores(metrics)}"])
+        self._print(f"step {step:,}: {describe_scores(metrics)}")
 
     def write_image(self, step: int, name: str, image: Image.Image) -> None:
-        """Write an image of one step in the main rank; the newest of its name also lies in the run's figures/."""
+        """Write an image of one step, in the main rank.
+
+        TensorBoard keeps those of all steps; figures/ of the run has the newest of each name.
+        """
+        figures = self.run.path / "figures"
         with name_disk_errors(self.run.path):
-            (figures := self.run.path / "figures").mkdir(exist_ok=True)
+            figures.mkdir(exist_ok=True)
             save_image(image, figures / f"{name}.png")
             self._board.add_image(f"clips/{name}", np.asarray(image), step, dataformats="HWC")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the block from step times and clips/s."""
+        """Exclude the time of the block from step times and clips/s."""
         started = time.perf_counter()
         yield
         self._started += time.perf_counter() - started
 
     def announce(self, messages: list[str]) -> None:
-        """Log what is about to run, then `messages`."""
+        """Print the schedule, the device and the step that the run resumes from, then messages."""
         if not self.dist.is_main:
             return
-        device, wanted = self.dist.device, self.config.precision
-        precision = choose_precision(device, wanted)
-        reason = "" if precision == wanted else f": this CPU has no native {wanted} support"
-        device_line = (
-            f"device: {self.dist.world_size} × {get_device_name(device)} ({precision}{reason})"
-        )
-        resuming = [f"resuming from step {self.start_step}"] if self.start_step else []
-        self._say([*self.schedule.describe(), device_line, *resuming, *messages])
+        device = self.dist.device
+        precision = choose_precision(device, self.config.precision)
+        lines = self.schedule.describe()
+        device_line = f"device: {self.dist.world_size} × {get_device_name(device)} ({precision}"
+        if precision != self.config.precision:
+            device_line += f": this CPU has no native {self.config.precision} support"
+        lines.append(f"{device_line})")
+        if self.start_step:
+            lines.append(f"resuming from step {self.start_step}")
+        self._print(*lines, *messages)
 
-    def _say(self, sentences: list[str]) -> None:
-        """Print these above the progress bar, in the main rank."""
-        if (
-            sentences and self.dist.is_main
-        ):  # at once: where stderr is a file, the bar is written again after each
-            self._bar.write("\n".join(map(escape, sentences)), file=sys.stderr)
+    def _print(self, *lines: str) -> None:
+        """Print lines above the progress bar, in the main rank."""
+        # In one call: where stderr is a file, each call prints the bar once more.
+        if self.dist.is_main:
+            self._bar.write("\n".join(map(escape, lines)), file=sys.stderr)
 
 
 def start_wandb(folder: Path, config: TrainConfig) -> Any:
-    """Start the W&B run of a run directory, one however often it is resumed: it copies what TensorBoard gets.
+    """Start the W&B run of a run directory, which copies what TensorBoard gets.
 
-    WANDB_MODE=offline keeps it on this machine. Raise InputError if the service refuses.
+    However often a run is resumed, it is the same W&B run. WANDB_MODE=offline keeps it on this
+    machine. Raise InputError if the service refuses.
     """
     import wandb
 
@@ -242,12 +274,13 @@ def start_wandb(folder: Path, config: TrainConfig) -> Any:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of a metrics.jsonl; a line that no run wrote, or not to its end, is left out."""
+    """Read the rows of a metrics.jsonl, without lines that a kill has cut off or no run wrote."""
     return [row for row in read_jsonl(file) if type(row.get("step")) is int]
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Return the peak memory of the CUDA device, or of this process where there is none."""
+    """Return the peak of the memory allocated on a GPU, or, on a CPU, of this process, in GiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
+    # Linux counts ru_maxrss in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,4 +1,4 @@
-"""Write the README.md of exported weights: how to load them, and what the run they are of says of its training."""
+"""Write the README.md of exported weights: how to load them, and how they were trained."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from adamae.training.config import changed_keys
 from adamae.training.report import read_metrics
 
 TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
-# Options that say where something lies on the machine of the run.
+# Options that are paths or devices on the machine of the run, which must not be published.
 LOCAL = (
     "run",
     "device",
@@ -31,14 +31,29 @@ LOCAL = (
 def write_card(
     file: Path, weights: Weights, exported: StateDict, source: Path, where: str, license: str
 ) -> None:
-    """Write a README.md beside `file`, which holds the tensors `exported`; `where`: what to load them by."""
+    """Write a README.md beside `file`, which holds the tensors `exported`.
+
+    weights: as they were read from `source`, a run, a checkpoint or a file. where: the name to load
+    the exported ones by, a path or user/name on the Hugging Face Hub.
+    """
     config = weights.config
     height, width = config.frame_size
+    recipe = {}
+    results = {}
     run = run_of(find_file(source))
-    changed = changed_keys(run_config(run)) if run else {}
-    newest = {
-        name: value for row in (read_metrics(run) if run else ()) for name, value in row.items()
-    }
+    if run:
+        for key, value in changed_keys(run_config(run)).items():
+            if key not in LOCAL:
+                recipe[key] = printable(value)
+        # Later rows replace earlier ones.
+        for row in read_metrics(run):
+            results |= {
+                name: value
+                for name, value in row.items()
+                if "loss" in name or name.startswith("evaluation/")
+            }
+    model_options = {name: value for name, value in vars(config).items() if value is not None}
+    sampling = [f"{name} {value:g}" for name, value in trained_rate(source).items()]
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
@@ -53,24 +68,19 @@ def write_card(
         file=file,
         where=where,
         license=license,
-        configuration=json.dumps(
-            {name: value for name, value in vars(config).items() if value is not None}
-        ),
+        configuration=json.dumps(model_options),
         channels={3: "RGB", 1: "grayscale"}.get(
             config.in_channels, f"{config.in_channels} channels"
         ),
-        rate="".join(f"{name} {value:g}" for name, value in trained_rate(source).items()),
+        rate="".join(sampling),
         num_parameters=sum(value.numel() for value in exported.values()),
-        source=source.name,  # not where it lies on this machine
+        # Without the folders of this machine.
+        source=source.name,
         title=where.rpartition("/")[2] if where != file.name else "AdaMAE encoder",
         sha256=hash_file(file),
         has_transformers=(file.parent / "preprocessor_config.json").exists(),
         has_timm=(file.parent / TIMM_FILE).exists(),
-        recipe={key: printable(value) for key, value in changed.items() if key not in LOCAL},
-        results={
-            name: value
-            for name, value in newest.items()
-            if "loss" in name or name.startswith("evaluation/")
-        },
+        recipe=recipe,
+        results=results,
     )
     write_text(file.parent / "README.md", card)

@@ -1,4 +1,4 @@
-"""torch.compile and DDP around a model."""
+"""Wrap a model for training: torch.compile, DistributedDataParallel and copies in bf16."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,29 +25,32 @@ def parallelize(
     dist: Distributed,
     batch_size: int,
 ) -> nn.Module:
-    """Return the model as the loop calls it: compiled if asked for, with bf16 copies of its weights, and averaging
-    gradients if there are several ranks. The weights must be there: from now on, only the optimizer may change them.
+    """Return the model as the loop calls it.
 
-    DDP lays out its buckets again after the first backward pass, and a first step with other buckets rounds otherwise:
-    resumed, a run would differ in the last bits. So passes of `batch_size` black clips are thrown away: the first, and
-    one whose gradients show where the buckets are.
+    It is compiled if that is configured, has copies of its weights in bf16, and averages gradients
+    if there are several ranks. From now on, only the optimizer may change the weights.
+
+    DDP lays out its buckets again after the first backward pass, and a first step with other
+    buckets is rounded differently: a resumed run would differ in the last bits. So two passes of
+    `batch_size` black clips are thrown away: the first, and one whose gradients show where the
+    buckets are.
     """
     if config.compile:
         compile_in_place(task.model, config.compile)
     if dist.world_size == 1:
         keep_bf16_copies(task.model, optimizer, config, dist.device)
         return task.model
-    # Buffers are position tables, 7 MB that never change, and a probe's statistics, which its task shares.
+    # Buffers are not broadcast at every step: they are position tables, 7 MB that never change, and
+    # statistics of a probe, over which its task averages.
     model = DistributedDataParallel(
         task.model, gradient_as_bucket_view=True, broadcast_buffers=False
     )
-    model._register_builtin_comm_hook(
-        dist_c10d.BuiltinCommHookType.ALLREDUCE
-    )  # divides buckets, not gradients
-    model._set_ddp_runtime_logging_sample_rate(
-        2**31 - 1
-    )  # each measurement waits for the GPU, at every 100th step
-    before = [buffer.clone() for buffer in task.model.buffers()]
+    # PyTorch's own hook divides each bucket by the number of ranks; without it, DDP divides every
+    # gradient by a launch of its own.
+    model._register_builtin_comm_hook(dist_c10d.BuiltinCommHookType.ALLREDUCE)
+    # DDP times every 100th step otherwise, for which it waits for the GPU.
+    model._set_ddp_runtime_logging_sample_rate(2**31 - 1)
+    buffers = [buffer.clone() for buffer in task.model.buffers()]
     shape = (
         batch_size,
         config.model.num_frames,
@@ -56,15 +59,16 @@ def parallelize(
     )
     black = torch.zeros(shape, dtype=torch.uint8, device=dist.device)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=dist.device)
+    batch = Batch(black, labels, [""] * batch_size, list(range(batch_size)))
     for _ in range(2):
         with autocast_to(dist.device, config.precision):
-            loss, _ = task.loss(
-                model, Batch(black, labels, [""] * batch_size, list(range(batch_size)))
-            )
+            loss, _ = task.loss(model, batch)
         loss.backward()
+    # Made while gradients are views of the buckets, into which they are then cast directly.
     keep_bf16_copies(task.model, optimizer, config, dist.device)
     model.zero_grad(set_to_none=True)
-    for buffer, value in zip(task.model.buffers(), before, strict=True):
+    # The black clips have changed running statistics.
+    for buffer, value in zip(task.model.buffers(), buffers, strict=True):
         buffer.copy_(value)
     return model
 
@@ -72,31 +76,37 @@ def parallelize(
 def keep_bf16_copies(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, device: torch.device
 ) -> None:
-    """Where weights are multiplied in bf16, keep copies of them in it, refreshed after every update.
+    """Keep copies in bf16 of weights that are multiplied in it, and refresh them after each update.
 
-    Not of a compiled model in several ranks: up to torch 2.14, DDP's cutting of graphs refuses autograd functions.
+    Autocast would cast every weight by a launch of its own in every step (model/casting.py).
     """
-    if choose_precision(device, config.precision) == "bf16" and not (
-        config.compile and count_ranks() > 1
-    ):
-        refresh = keep_copies(model, torch.bfloat16)
-        optimizer.register_step_post_hook(lambda *_: refresh())
+    if choose_precision(device, config.precision) != "bf16":
+        return
+    # Up to torch 2.14, DDPOptimizer, which cuts compiled graphs, refuses autograd functions.
+    if config.compile and count_ranks() > 1:
+        return
+    refresh = keep_copies(model, torch.bfloat16)
+    optimizer.register_step_post_hook(lambda *_: refresh())
 
 
 def reduce_gradients(model: nn.Module, now: bool) -> AbstractContextManager[None]:
-    """Have DDP average gradients over ranks in the backward pass of the block, or only accumulate them."""
+    """Have DDP average gradients over ranks in the block's backward pass, or only add them up."""
     if isinstance(model, DistributedDataParallel) and not now:
         return model.no_sync()
     return nullcontext()
 
 
 def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> None:
-    """Compile the model at its first call; its parameters keep their names. `options` are torch.compile's.
+    """Compile the model at its first call; its parameters keep their names.
 
-    What a matrix product of the backward pass reads, PyTorch keeps even where other kept tensors give it again at no
-    product's cost: outputs of GELU and LayerNorm, weights in bf16. compile=true recomputes them, for memory: a step of
-    64 clips takes 7.9 GiB instead of 10.9, and moves 40.3 GB instead of 36.5 beside products and attention (ViT-Base, ρ
-    .95, counted on the stand-in for CUDA). reduce-overhead, which is for speed, keeps them.
+    options: those of torch.compile.
+
+    Matrix products of the backward pass read outputs of GELU and LayerNorm and weights in bf16.
+    PyTorch keeps these from the forward pass, although they can be recomputed from other kept
+    tensors without a product. compile=true recomputes them, for memory: a step of 64 clips takes
+    7.9 GiB instead of 10.9, and moves 40.3 GB instead of 36.5 beside products and attention
+    (ViT-Base, mask ratio 0.95, counted on the stand-in for CUDA). reduce-overhead, which is for
+    speed, keeps them.
     """
     partitioner.ban_recompute_materialized_backward = how == "reduce-overhead"
     if how == "reduce-overhead":
@@ -105,8 +115,11 @@ def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> N
 
 
 def check_graphs(how: Compile, device_type: str, microbatches_per_step: int) -> None:
-    """Raise InputError where compile=reduce-overhead does not work: a graph's gradients lie in its own memory, which
-    the next forward pass of the same step would overwrite."""
+    """Raise InputError if compile=reduce-overhead cannot work.
+
+    A CUDA graph has its gradients in its own memory, which the next forward pass of the same step
+    would overwrite.
+    """
     if how != "reduce-overhead":
         return
     if device_type != "cuda":

@@ -10,15 +10,21 @@ from torch.profiler import profile
 
 from adamae.common.logging import log
 
-WARMUP, ACTIVE = 3, 3  # steps
+# The profiler traces these steps too and drops them: starting it slows down the first ones.
+WARMUP = 3
+# Steps that are kept.
+ACTIVE = 3
 
 
 @contextmanager
 def profile_steps(
     folder: Path, device: torch.device, enabled: bool
 ) -> Iterator[Callable[[], None]]:
-    """Profile ACTIVE steps after WARMUP others into a folder, if that is enabled: `trace.json.gz` for ui.perfetto.dev,
-    and on CUDA `memory.pickle` for pytorch.org/memory_viz. Yield a function to be called after every step."""
+    """Yield a function to be called after every step; profile ACTIVE steps after WARMUP others.
+
+    Written to `folder`: `trace.json.gz` for ui.perfetto.dev, and on CUDA `memory.pickle` for
+    pytorch.org/memory_viz. Unless `enabled`, the function does nothing.
+    """
     if not enabled:
         yield lambda: None
         return

@@ -1,7 +1,8 @@
-"""A run in object storage (`run=s3://…`, whatever fsspec knows): a folder on this node, uploaded as it grows.
+"""Keep a run in object storage (`run=s3://…`, whatever fsspec knows).
 
-A checkpoint there counts when its train_state.json does, which is uploaded last. The job that was started last owns the
-run: one before it, which may have been left for dead, ends at its next checkpoint.
+The run has a folder on this node, which is uploaded as it grows. A checkpoint in object storage is
+complete when its train_state.json is there, which is uploaded last. The job that was started last
+owns the run: an earlier one, such as on a node that was thought lost, ends at its next checkpoint.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from adamae.training.checkpoint import STATE_FILE, list_checkpoints, parse_step
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
-OWNER = "owner"  # holds a name and a host of the job that writes
+# A file that holds a random name of the job that writes, and its host.
+OWNER = "owner"
 
 
 class TakenOverError(InputError):
@@ -28,35 +30,33 @@ class TakenOverError(InputError):
 
 
 def staging(url: str) -> Path:
-    """Return the folder on this node of a run in object storage."""
+    """Return the folder on this node of a run in object storage: cache/runs/HASH/NAME."""
     url = url.rstrip("/")
-    return (
-        user_cache_dir()
-        / "runs"
-        / hashlib.sha256(url.encode()).hexdigest()[:16]
-        / url.rsplit("/", 1)[1]
-    )
+    digest = hashlib.sha256(url.encode()).hexdigest()
+    return user_cache_dir() / "runs" / digest[:16] / url.rpartition("/")[2]
 
 
 def local_run(path: str) -> Path:
-    """Return what a command reads that is given weights: `path`, or a copy of the run that is at this URL now, or of
-    the model hf://user/name."""
+    """Return the path on this node of a run or weights that a command reads.
+
+    Of a URL, it is a copy of the run as it is there now, or of the model hf://user/name.
+    """
     if not is_remote(path):
         return Path(path)
     if path.startswith("hf://") and path.count("/") == 3:
         return find_model(path)
     copy = _copy_of(path)
-    if (copy / "config.yaml").exists() and ObjectStore(path).read("config.yaml") != (
-        copy / "config.yaml"
-    ).read_bytes():
+    # The copy of another run, which this URL had before, may have a newer checkpoint.
+    if not _has_config_of(ObjectStore(path), copy, default=True):
         shutil.rmtree(copy)
     RemoteRun(path, copy).fetch()
     return copy
 
 
 def fetch_config(url: str) -> Path | None:
-    """Return a folder with the config.yaml of a run that has checkpoints; None if there is no such run yet."""
-    storage, copy = ObjectStore(url), _copy_of(url)
+    """Return a folder with the config.yaml of a run; None if there is no checkpoint of it yet."""
+    storage = ObjectStore(url)
+    copy = _copy_of(url)
     if not _complete_steps(storage.sizes("checkpoints")):
         return None
     storage.download("config.yaml", copy / "config.yaml")
@@ -64,75 +64,105 @@ def fetch_config(url: str) -> Path | None:
 
 
 def _copy_of(url: str) -> Path:
-    here = staging(url)
-    return here.parent / "read" / here.name  # the run's own folder on this node may be in use
+    """Return the folder for a copy to be read; a job here may be writing to `staging`."""
+    folder = staging(url)
+    return folder.parent / "read" / folder.name
+
+
+def _has_config_of(storage: ObjectStore, local: Path, default: bool) -> bool:
+    """Return whether a folder has the config.yaml of a stored run, `default` if it has none."""
+    config = local / "config.yaml"
+    if not config.exists():
+        return default
+    return storage.read("config.yaml") == config.read_bytes()
 
 
 class RemoteRun:
-    """Keeps a run's folder on this node and the same folder in object storage alike."""
+    """A run that has one folder on this node and one in object storage, kept alike."""
 
     def __init__(self, url: str, local: Path) -> None:
-        self.url, self.local = url, local
+        self.url = url
+        self.local = local
         self._storage = ObjectStore(url)
         self._owner = b""
-        self._sent: dict[
-            str, tuple[int, int]
-        ] = {}  # size and time of each file when it was uploaded
+        # The size and the time of modification of each file when it was uploaded.
+        self._uploaded: dict[str, tuple[int, int]] = {}
 
     def take_over(self) -> None:
-        """Become the one job that may write there, which `sync` needs."""
+        """Become the one job that may write there; before, `sync` does nothing."""
         self._owner = f"{uuid4().hex} {socket.gethostname()}".encode()
         self._storage.write(OWNER, self._owner)
 
     def fetch(self) -> None:
-        """Download the newest complete checkpoint and the logs, unless a newer one is here already."""
-        names, config = self._storage.sizes(), self.local / "config.yaml"
-        here = list_checkpoints(self.local / "checkpoints")
-        if here and not (
-            config.exists() and self._storage.read("config.yaml") == config.read_bytes()
-        ):
+        """Download the newest complete checkpoint, unless one here is as new, and the logs.
+
+        Raise InputError if the folder on this node belongs to another run.
+        """
+        names = self._storage.sizes()
+        own_checkpoints = list_checkpoints(self.local / "checkpoints")
+        if own_checkpoints and not _has_config_of(self._storage, self.local, default=False):
             raise InputError(
                 f"{self.local} keeps another run than {self.url} holds: remove it, or move it"
             )
-        newest = parse_step(here[-1].name) if here else 0
-        newer = [step for step in _complete_steps(names) if step > newest]
-        if newer:
-            self._fetch_checkpoint(f"checkpoints/step-{newer[-1]:08d}", names)
-        is_behind = bool(newer) or not here
+        own_step = parse_step(own_checkpoints[-1].name) if own_checkpoints else 0
+        stored_step = max(_complete_steps(names), default=0)
+        if stored_step > own_step:
+            self._fetch_checkpoint(f"checkpoints/step-{stored_step:08d}", names)
+        # Logs belong to a checkpoint: stored ones replace those here only with a newer checkpoint.
+        is_behind = stored_step > own_step or not own_checkpoints
         for name in names:
-            is_wanted = is_behind or not (self.local / name).exists()
-            if is_wanted and (name in LOGS or name.startswith(f"{BEST}/")):
+            is_log = name in LOGS or name.startswith(f"{BEST}/")
+            if is_log and (is_behind or not (self.local / name).exists()):
                 self._storage.download(name, self.local / name)
 
     def sync(self, keep: int | None = None) -> None:
-        """Upload what is new here; then remove all but the newest `keep` checkpoints there. Raise TakenOverError."""
+        """Upload what is new here, then remove all but the newest `keep` checkpoints there.
+
+        keep: None removes none. Raise TakenOverError if a later job owns the run.
+        """
         if not self._owner:
             return
-        if (owner := self._storage.read(OWNER) or b"") != self._owner:
+        owner = self._storage.read(OWNER) or b""
+        if owner != self._owner:
             host = owner.decode(errors="replace").rpartition(" ")[2]
             raise TakenOverError(
-                f"{self.url} was taken over by a job that was started later, on {host}: it continues"
+                f"{self.url} was taken over by a job that was started later, on {host}: it"
+                " continues"
             )
+        for file in self._list_files():
+            if not file.is_file():
+                continue
+            name = file.relative_to(self.local).as_posix()
+            status = file.stat()
+            version = (status.st_size, status.st_mtime_ns)
+            if self._uploaded.get(name) != version:
+                self._storage.upload(file, name)
+                self._uploaded[name] = version
+        if keep is not None:
+            self._remove_checkpoints(keep)
+
+    def _list_files(self) -> list[Path]:
+        """List the logs, then the files of checkpoints that are not stored yet, in that order."""
         files = [self.local / name for name in LOGS]
         for folder in ("tensorboard", BEST, "profile"):
             files += sorted((self.local / folder).rglob("*"))
-        there = _complete_steps(self._storage.sizes("checkpoints"))
+        stored_step = max(_complete_steps(self._storage.sizes("checkpoints")), default=0)
         for checkpoint in list_checkpoints(self.local / "checkpoints"):
-            if parse_step(checkpoint.name) > max(there, default=0):
+            if parse_step(checkpoint.name) > stored_step:
+                # train_state.json last: it makes the checkpoint complete.
                 files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
-        for file in filter(Path.is_file, files):
-            name, status = file.relative_to(self.local).as_posix(), file.stat()
-            version = status.st_size, status.st_mtime_ns
-            if self._sent.get(name) != version:
-                self._storage.upload(file, name)
-                self._sent[name] = version
-        if keep is not None:
-            names = self._storage.sizes("checkpoints")
-            kept = _complete_steps(names)[-keep:]
-            # Without train_state.json, which goes first, the other files do not count.
-            for name in sorted(names, key=lambda name: not name.endswith(STATE_FILE)):
-                if kept and 0 < _step_of(name) < kept[0]:
-                    self._storage.remove(name)
+        return files
+
+    def _remove_checkpoints(self, keep: int) -> None:
+        """Remove stored checkpoints that are older than the newest `keep` complete ones."""
+        names = self._storage.sizes("checkpoints")
+        kept_steps = _complete_steps(names)[-keep:]
+        if not kept_steps:
+            return
+        # train_state.json first: without it, what is left by a kill is no checkpoint.
+        for name in sorted(names, key=lambda name: not name.endswith(STATE_FILE)):
+            if 0 < _step_of(name) < kept_steps[0]:
+                self._storage.remove(name)
 
     def _fetch_checkpoint(self, checkpoint: str, names: Iterable[str]) -> None:
         try:
@@ -141,19 +171,17 @@ class RemoteRun:
                     if name.startswith(f"{checkpoint}/"):
                         self._storage.download(name, partial / PurePosixPath(name).name)
         except OSError:
-            if not (
-                self.local / checkpoint
-            ).is_dir():  # else another process of this node was faster
+            # Another process of this node may have been faster, and a folder is never replaced.
+            if not (self.local / checkpoint).is_dir():
                 raise
 
 
 def _step_of(name: str) -> int:
-    """Return the step of the checkpoint that a stored file belongs to; 0 where it belongs to none."""
+    """Return the step of the checkpoint that a stored file belongs to, 0 if it belongs to none."""
     return parse_step(PurePosixPath(name).parent.name)
 
 
 def _complete_steps(names: Iterable[str]) -> list[int]:
-    """Return the steps of the complete checkpoints in a listing, ascending."""
-    return sorted(
-        _step_of(name) for name in names if _step_of(name) and name.endswith(f"/{STATE_FILE}")
-    )
+    """Return the steps of the complete checkpoints among stored files, ascending."""
+    steps = {_step_of(name) for name in names if name.endswith(f"/{STATE_FILE}")}
+    return sorted(steps - {0})

@@ -1,8 +1,9 @@
-"""The directory of a run: `config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/,
-quarantine.jsonl`.
+"""Keep the directory of a run.
 
-A run in object storage has such a directory on every node too, from which training.remote_run uploads. A checkpoint is
-copied to host memory at once, and hashed, written and uploaded by a thread beside training.
+It holds config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/ and
+quarantine.jsonl. A run in object storage has such a directory on every node too, from which
+training.remote_run uploads. The loop copies a checkpoint to host memory; a thread beside training
+hashes, writes and uploads it.
 """
 
 import math
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,59 +46,65 @@ from adamae.training.remote_run import RemoteRun, TakenOverError, local_run, sta
 
 
 class BackgroundWriter:
-    """Does one job after another, in threads; `wait` raises what went wrong."""
+    """Does one job after another in threads; `wait` raises the error of a job that has failed."""
 
     def __init__(self) -> None:
         self._last: Future[None] | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether the newest job has; the next `wait` says why."""
+        """Return whether the newest job has failed; the next `wait` raises its error."""
         return self._last is not None and self._last.done() and self._last.exception() is not None
 
     def start(self, job: Callable[[], None]) -> None:
         """Do a job after those that were started before, unless one of them fails."""
-        before = self._last
+        previous = self._last
 
+        # pebble's thread is a daemon, so that a second Ctrl-C does not wait for an upload.
+        @thread(name="writer")
         def work() -> None:
-            if before is not None:
-                before.result()
+            if previous is not None:
+                previous.result()
             job()
 
-        self._last = thread(name="writer")(
-            work
-        )()  # a daemon: a second Ctrl-C does not wait for an upload
+        self._last = work()
 
     def wait(self) -> None:
-        """Wait until all is done, and raise what went wrong; after an interrupt, later calls do not wait again."""
-        last, self._last = self._last, None
+        """Wait until all jobs are done, and raise the error of one that has failed."""
+        last = self._last
+        # Before waiting: after an interrupt, the end of the run does not wait again.
+        self._last = None
         if last is not None:
             last.result()
 
 
 class RunDir:
-    """Holds a run's directory for one training job; a context manager, entered and used by all ranks.
+    """A run's directory, held for one training job; a context manager, entered by all ranks.
 
-    Entering decides, for all ranks and after the remote copy is here, whether the run is new or resumes, and from which
-    checkpoint. The main rank alone writes.
+    Entering downloads a run that is in object storage, then decides for all ranks whether the run
+    is new or resumes, and from which checkpoint. The main rank alone writes.
     """
 
     def __init__(self, config: TrainConfig, dist: Distributed) -> None:
-        self.config, self.dist = config, dist
-        self.path = staging(config.run) if is_remote(config.run) else Path(config.run)
+        self.config = config
+        self.dist = dist
+        self.path = Path(config.run)
+        self.remote: RemoteRun | None = None
+        if is_remote(config.run):
+            self.path = staging(config.run)
+            self.remote = RemoteRun(config.run, self.path)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
-        self.remote = RemoteRun(config.run, self.path) if is_remote(config.run) else None
         self.is_new = True
-        self.checkpoint: Path | None = (
-            None  # to continue from: of its own or, if it is new, of the run that it forks
-        )
-        self._next_save_s = math.inf  # by the monotonic clock
+        # The checkpoint to continue from: the run's own or, of a new one, that of the run it forks.
+        self.checkpoint: Path | None = None
         self.writer = BackgroundWriter()
+        # When the next checkpoint is due, by the monotonic clock.
+        self._next_save_s = math.inf
 
     @property
     def is_save_due(self) -> bool:
-        """Whether it is time for a checkpoint; the main rank knows."""
+        """Return whether it is time for a checkpoint; ranks' clocks differ, so one decides."""
         return self.dist.is_main and time.monotonic() >= self._next_save_s
 
     def __enter__(self) -> "RunDir":
@@ -104,8 +112,9 @@ class RunDir:
             if self.dist.is_main:
                 self._lock(stack)
             self.dist.barrier()
+            # Other nodes have folders of their own.
             if self.remote is not None and self.dist.is_node_main and not self.dist.is_main:
-                self.remote.fetch()  # on a node of its own
+                self.remote.fetch()
             self.dist.barrier()
             self._find_checkpoint()
             self._held = stack.pop_all()
@@ -123,23 +132,24 @@ class RunDir:
             except DivergedError as diverged:
                 error = diverged
         if isinstance(error, DivergedError):
-            saved = list_checkpoints(self.checkpoints)
-            fork = (
-                f" with init_keep=optimizer init_from={saved[-1]}, which is finite" if saved else ""
-            )
-            advice = (
-                f"lower optimizer.base_lr or set optimizer.clip_grad_norm, in another run={fork}"
-            )
+            advice = "lower optimizer.base_lr or set optimizer.clip_grad_norm, in another run="
+            # _write has refused weights that are not finite.
+            finite = list_checkpoints(self.checkpoints)
+            if finite:
+                advice += f" with init_keep=optimizer init_from={finite[-1]}, which is finite"
             raise DivergedError(f"{error}; {advice}") from error
 
     def load(
         self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, start: TrainState
     ) -> TrainState:
-        """Load the checkpoint that the run continues from; return how far the run is, `start` if there is none.
+        """Load the checkpoint that the run continues from.
 
-        The files' hashes are checked once per node: that takes longer than reading them."""
+        Return how far the run is, or `start` if there is no checkpoint. Raise InputError if the
+        checkpoint does not fit, or storage cannot be written to.
+        """
         state = start
         if self.checkpoint is not None:
+            # Hashing takes longer than reading, so only one rank per node does it.
             if self.dist.is_node_main:
                 check_checkpoint(self.checkpoint, start)
             self.dist.barrier()
@@ -149,7 +159,9 @@ class RunDir:
                 write_text(self.path / "config.yaml", to_yaml(self.config))
             if self.remote is not None:
                 self.remote.take_over()
-                self.remote.sync()  # storage that refuses to be written to says so now, not at the first checkpoint
+                # Storage that cannot be written to is found out now, not at the first checkpoint.
+                self.remote.sync()
+        # The first checkpoint comes after a minute at most: report and plots come with it.
         self._next_save_s = time.monotonic() + 60 * min(1.0, self.config.checkpoint_minutes)
         return state
 
@@ -160,7 +172,11 @@ class RunDir:
         optimizer: torch.optim.Optimizer,
         metadata: dict[str, str],
     ) -> None:
-        """Copy what a checkpoint holds, and write it in a thread; raise what went wrong with the one before."""
+        """Copy modules and optimizer to host memory, and start to write a checkpoint of them.
+
+        modules: by the names of their files, whose headers get `metadata`. Raise the error of the
+        checkpoint before, if it could not be written.
+        """
         if not self.dist.is_main:
             return
         self.writer.wait()
@@ -169,12 +185,13 @@ class RunDir:
             return
         states = {name: module.state_dict() for name, module in modules.items()}
         weights, moments = tree_map_only(Tensor, copy_to_host, (states, optimizer.state_dict()))
-        copied = (
-            torch.cuda.current_stream().record_event() if self.dist.device.type == "cuda" else None
-        )
-        self.writer.start(lambda: self._write(state, weights, moments, metadata, copied))
+        copied = None
+        if self.dist.device.type == "cuda":
+            copied = torch.cuda.current_stream().record_event()
+        self.writer.start(partial(self._write, state, weights, moments, metadata, copied))
 
     def _lock(self, stack: ExitStack) -> None:
+        """Take the directory for this job, remove what a kill has left, and download the run."""
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))
@@ -183,39 +200,43 @@ class RunDir:
                 f"{self.path} is locked by another training job: wait for it, or set run="
             ) from error
         stack.callback(self._remove_if_unused)
-        for partial in self.checkpoints.glob(
-            ".*.partial"
-        ):  # left by a kill in the middle of a save
-            shutil.rmtree(partial)
+        for partial_checkpoint in self.checkpoints.glob(".*.partial"):
+            shutil.rmtree(partial_checkpoint)
         if self.remote is not None:
             self.remote.fetch()
 
     def _find_checkpoint(self) -> None:
+        """Decide whether the run is new, and set the checkpoint that it continues from."""
         own = list_checkpoints(self.checkpoints)
-        if len(set(self.dist.gather(own[-1].name if own else ""))) > 1:
+        newest_name = own[-1].name if own else ""
+        if len(set(self.dist.gather(newest_name))) > 1:
             raise InputError(
-                f"the ranks of this run find different checkpoints in {self.path}: use a folder that all nodes share;"
-                " if they do, try again in a minute"
+                f"the ranks of this run find different checkpoints in {self.path}: use a folder"
+                " that all nodes share; if they do, try again in a minute"
             )
         if not own:
             self.checkpoint = self._find_source()
             return
-        self.is_new, self.checkpoint = False, own[-1]
-        if changed := differences(self.config, run_config(self.path)):
+        self.is_new = False
+        self.checkpoint = own[-1]
+        changes = differences(self.config, run_config(self.path))
+        if changes:
             raise InputError(
-                f"{self.path} was made with another configuration ({'; '.join(changed)}): restore it, or start a new"
-                f" run= with init_from={self.config.run}, and init_keep=optimizer to continue at its step"
+                f"{self.path} was made with another configuration ({'; '.join(changes)}): restore"
+                f" it, or start a new run= with init_from={self.config.run}, and"
+                " init_keep=optimizer to continue at its step"
             )
 
     def _find_source(self) -> Path | None:
-        """Return the checkpoint that a new run forks, if it does."""
+        """Return the checkpoint that a new run forks, None if it is no fork."""
         if self.config.init_keep == "weights":
             return None
         checkpoint = find_file(local_run(self.config.init_from)).parent
         if not parse_step(checkpoint.name):
             raise InputError(
-                f"init_keep=optimizer needs a run or one of its checkpoints, and init_from={self.config.init_from} is"
-                " none: remove init_keep, which takes the weights alone"
+                "init_keep=optimizer needs a run or one of its checkpoints, and"
+                f" init_from={self.config.init_from} is none: remove init_keep, which takes the"
+                " weights alone"
             )
         return checkpoint
 
@@ -227,13 +248,18 @@ class RunDir:
         metadata: dict[str, str],
         copied: torch.cuda.Event | None,
     ) -> None:
+        """Write a checkpoint when its copies have arrived, remove old ones, and upload.
+
+        Raise DivergedError if a weight is not finite, TakenOverError if a later job owns the run.
+        """
         if copied is not None:
             copied.synchronize()
         for name, tensors in modules.items():
             for tensor_name, value in tensors.items():
                 if not bool(value.isfinite().all()):
                     raise DivergedError(
-                        f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is not finite"
+                        f"the run has diverged: after step {state.step}, {name}'s {tensor_name} is"
+                        " not finite"
                     )
         save_checkpoint(self.checkpoints, state, modules, optimizer, metadata)
         for old in list_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
@@ -243,11 +269,10 @@ class RunDir:
                 self.remote.sync(self.config.keep_checkpoints)
             except TakenOverError:
                 raise
+            # Storage that is away for a while must not end the run.
             except InputError as error:
-                log(
-                    f"{error}; {self.path} keeps everything, and the next checkpoint tries again",
-                    file=sys.stderr,
-                )
+                advice = f"{self.path} keeps everything, and the next checkpoint tries again"
+                log(f"{error}; {advice}", file=sys.stderr)
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""

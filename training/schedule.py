@@ -1,4 +1,4 @@
-"""How long a run is, what its learning rate is at each step, and what each step's dropout is seeded with."""
+"""The length of a run, its learning rate at each step, and the seed of each step's dropout."""
 
 import math
 
@@ -7,9 +7,16 @@ import torch
 
 from adamae.training.config import TrainConfig
 
+# Learning rates of the configuration are for this many clips per step (Goyal et al. 2017, as the
+# paper and VideoMAE use them).
+REFERENCE_BATCH = 256
+
 
 class Schedule:
-    """Linear warm-up, then half a cosine: the learning rate is a function of the step, so nothing has to be resumed."""
+    """A learning rate with linear warm-up, then half a cosine.
+
+    It is a function of the step, so a checkpoint holds nothing of it.
+    """
 
     def __init__(self, config: TrainConfig, clips_per_epoch: int, world_size: int = 1) -> None:
         self.clips_per_epoch = clips_per_epoch
@@ -18,31 +25,34 @@ class Schedule:
             config.epochs * clips_per_epoch / self.global_batch
         )
         self.warmup_steps = round(config.optimizer.warmup_ratio * self.total_steps)
-        scale = self.global_batch / 256
+        scale = self.global_batch / REFERENCE_BATCH
         self.peak_lr = config.optimizer.base_lr * scale
         self.min_lr = config.optimizer.min_lr * scale
         self.warmup_lr = config.optimizer.warmup_lr * scale
 
     def lr(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.warmup_lr + (self.peak_lr - self.warmup_lr) * step / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.min_lr + (self.peak_lr - self.min_lr) * 0.5 * (
-            1 + math.cos(math.pi * min(1.0, done))
-        )
+        decay_steps = max(1, self.total_steps - self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / decay_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.min_lr + (self.peak_lr - self.min_lr) * cosine
 
     def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""
         epochs = self.total_steps * self.global_batch / self.clips_per_epoch
         return [
-            f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch}; {self.total_steps:,} steps"
-            f" ({epochs:.3g} epochs)",
-            f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/256), warm-up {self.warmup_steps:,} steps"
-            f" from {self.warmup_lr:.3g}, cosine to {self.min_lr:.3g}",
+            f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch};"
+            f" {self.total_steps:,} steps ({epochs:.3g} epochs)",
+            f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/{REFERENCE_BATCH}),"
+            f" warm-up {self.warmup_steps:,} steps from {self.warmup_lr:.3g},"
+            f" cosine to {self.min_lr:.3g}",
         ]
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch's generators for one step, so that dropout after a resume is what it would have been without."""
+    """Seed torch's generators for one step, so that a resumed run repeats its dropout."""
+    # SeedSequence keeps neighboring steps and ranks independent, as seed + step + rank would not.
     state = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
     torch.manual_seed(int(state[0]) >> 1)

@@ -1,10 +1,11 @@
-"""Warn of data that a run will hardly learn from, before it starts."""
+"""Warn, before a run starts, of data from which it will hardly learn."""
 
 import math
 from itertools import islice
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.plan import frame_step, largest_stride
@@ -12,99 +13,136 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig
 from adamae.training.held_out import has_same_classes
 
-MAX_CHECKED = 2**20  # videos of each dataset; shards hold them in random order
-MAX_SOURCES = 2**14  # likewise; the names of as many are read in .4 s
-# As docs/training.md, "How many videos you have", says: by size, from scratch, and to continue from other weights.
-MIN_VIDEOS, MIN_CONTINUED = {"tiny": 0, "small": 3_000, "base": 50_000}, 300
+# So many videos of a dataset are looked at; shards hold them in random order.
+MAX_CHECKED = 2**20
+# So many sources are compared: they are read from JSON, 16,384 in 0.4 s.
+MAX_SOURCES = 2**14
+# From docs/training.md, "How many videos you have": by size, to pre-train from scratch.
+MIN_VIDEOS = {"tiny": 0, "small": 3_000, "base": 50_000}
+# From the same place: at any size, to continue from other weights.
+MIN_CONTINUED = 300
 
 
 def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.device) -> list[str]:
-    """Return a sentence for each finding."""
-    found = warn_of_scale(
-        config, min(config.data.subset or len(dataset.samples), len(dataset.samples)), device
-    )
-    found += warn_of_videos(dataset, config.data, config.model.num_frames)
+    """Return a warning for each problem of the model, the dataset and the held-out videos."""
+    num_videos = len(dataset.samples)
+    if config.data.subset:
+        num_videos = min(config.data.subset, num_videos)
+    warnings = warn_of_scale(config, num_videos, device)
+    warnings += warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
-        if shared := count_shared_videos(held_out, dataset):
-            found.append(
-                f"WARNING: {shared} of {len(held_out.samples)} videos of evaluation.shards are also trained on (the"
-                " same bytes or source): evaluation results will be optimistically biased"
+        warnings += warn_of_held_out(dataset, held_out, config.task != "pretrain")
+    return warnings
+
+
+def warn_of_held_out(
+    dataset: ShardDataset, held_out: ShardDataset, is_classifier: bool
+) -> list[str]:
+    """Return a warning of held-out videos that are trained on, and one of classes that are not."""
+    warnings = []
+    num_shared = count_shared_videos(held_out, dataset)
+    if num_shared:
+        warnings.append(
+            f"WARNING: {num_shared} of {len(held_out.samples)} videos of evaluation.shards are"
+            " also trained on (the same bytes or source): evaluation results will be"
+            " optimistically biased"
+        )
+    if is_classifier and has_same_classes(dataset, held_out):
+        unseen = np.setdiff1d(
+            held_out.column("label").astype(np.int64), dataset.column("label").astype(np.int64)
+        )
+        if len(unseen) > 0:
+            names = ", ".join(repr(held_out.info.classes[label]) for label in unseen[:3])
+            warnings.append(
+                f"WARNING: {len(unseen)} classes of evaluation.shards ({names}) have no video to"
+                " learn from: none of their videos is recognized; add videos of them"
             )
-        if config.task != "pretrain" and has_same_classes(dataset, held_out):
-            unseen = np.setdiff1d(
-                held_out.column("label").astype(np.int64), dataset.column("label").astype(np.int64)
-            )
-            if missing := [held_out.info.classes[label] for label in unseen]:
-                found.append(
-                    f"WARNING: {len(missing)} classes of evaluation.shards ({', '.join(map(repr, missing[:3]))}) have"
-                    " no video to learn from: none of their videos is recognized; add videos of them"
-                )
-    return found
+    return warnings
 
 
 def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) -> list[str]:
-    """Return a sentence on a model too large for a CPU, and one on too few videos for pre-training it."""
-    size, found = config.model.size, []
+    """Return a warning of a model too large for a CPU, and one of too few videos for it."""
+    size = config.model.size
+    warnings = []
     if device.type == "cpu" and size != "tiny":
-        found.append(
-            f"WARNING: a model of size {size} may take weeks without a GPU: on a CPU, start with --config"
-            " configs/demo.yaml (size tiny, 48 pixels), which takes minutes"
+        warnings.append(
+            f"WARNING: a model of size {size} may take weeks without a GPU: on a CPU, start with"
+            " --config configs/demo.yaml (size tiny, 48 pixels), which takes minutes"
         )
-    needed = MIN_VIDEOS.get(size, MIN_VIDEOS["base"])
+    min_videos = MIN_VIDEOS.get(size, MIN_VIDEOS["base"])
     if config.init_from:
-        needed = min(needed, MIN_CONTINUED)
-    if config.task == "pretrain" and num_videos < needed:
-        advice = "continue from published weights: --config configs/continue_small.yaml init_from=WEIGHTS"
+        min_videos = min(min_videos, MIN_CONTINUED)
+    if config.task == "pretrain" and num_videos < min_videos:
+        command = "--config configs/continue_small.yaml init_from=WEIGHTS"
+        advice = f"continue from published weights: {command}"
         if num_videos < MIN_CONTINUED:
             advice = "extract features with published weights instead (docs/weights.md)"
-        found.append(
-            f"WARNING: {num_videos:,} videos are few for pre-training at size {size}, which needs about {needed:,}:"
-            f" {advice} (docs/training.md, How many videos you have)"
+        warnings.append(
+            f"WARNING: {num_videos:,} videos are few for pre-training at size {size}, which needs"
+            f" about {min_videos:,}: {advice} (docs/training.md, How many videos you have)"
         )
-    return found
+    return warnings
 
 
 def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
-    """Return a sentence on the videos with fewer frames than a clip spans, and one on those of too few a second."""
-    stored = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
-    span, found, advice, repeated = (
-        np.full(len(stored), num_frames - 1),
-        [],
-        "",
-        "frames are repeated",
-    )
-    if data.sampling == "strided":
-        repeated = "their last frame is repeated"
-        fps = dataset.column("fps", MAX_CHECKED)
-        stride = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
-        span = np.floor((num_frames - 1) * frame_step(fps, stride, data) + 0.5).astype(np.int64)
-        slow = span < num_frames - 1
-        if data.fps and slow.any():
-            found.append(
-                f"WARNING: {slow.sum()} of {len(stored)} videos have fewer than {data.fps:g} frames per second (the"
-                f" slowest has {fps[slow].min():g}): frames are repeated; lower data.fps"
-            )
-        multiple = math.lcm(*dataset.info.frame_strides)
-        possible = largest_stride((stored - 1) * stride + 1, num_frames) // multiple * multiple
-        if data.fps:
-            advice = "raise data.fps or "
-        elif 0 < possible < (data.frame_stride or DEFAULT_STRIDE):
-            advice = f"set data.frame_stride={possible} or "
-    short = stored <= span
-    if short.any():
-        found.append(
-            f"WARNING: {short.sum()} of {len(stored)} videos are shorter than a clip (the shortest has"
-            f" {stored[short].min()} of {span[short].max() + 1} frames): {repeated}; {advice}lower model.num_frames"
+    """Return a warning of videos that are shorter than a clip, and one of low frame rates."""
+    stored_frames = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
+    if data.sampling == "segments":
+        # One frame from each of num_frames parts of the video.
+        spans = np.full(len(stored_frames), num_frames - 1)
+        return warn_of_short_videos(
+            stored_frames, spans, "frames are repeated", "lower model.num_frames"
         )
-    return found
+    warnings = []
+    fps = dataset.column("fps", MAX_CHECKED)
+    strides = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
+    # The last frame of a clip, in stored frames after the first one, rounded to the nearest.
+    spans = (num_frames - 1) * frame_step(fps, strides, data)
+    spans = np.floor(spans + 0.5).astype(np.int64)
+    is_slow = spans < num_frames - 1
+    if data.fps and is_slow.any():
+        warnings.append(
+            f"WARNING: {is_slow.sum()} of {len(stored_frames)} videos have fewer than"
+            f" {data.fps:g} frames per second (the slowest has {fps[is_slow].min():g}): frames are"
+            " repeated; lower data.fps"
+        )
+    # The largest stride at which no video is too short, which must be one that all shards have.
+    multiple = math.lcm(*dataset.info.frame_strides)
+    max_stride = largest_stride((stored_frames - 1) * strides + 1, num_frames)
+    max_stride = max_stride // multiple * multiple
+    advice = "lower model.num_frames"
+    if data.fps:
+        advice = f"raise data.fps or {advice}"
+    elif 0 < max_stride < (data.frame_stride or DEFAULT_STRIDE):
+        advice = f"set data.frame_stride={max_stride} or {advice}"
+    return warnings + warn_of_short_videos(
+        stored_frames, spans, "their last frame is repeated", advice
+    )
+
+
+def warn_of_short_videos(
+    num_frames: Int64[np.ndarray, " V"], spans: Int64[np.ndarray, " V"], effect: str, advice: str
+) -> list[str]:
+    """Return a warning if a video has no frame at its clip's span, which is counted from 0."""
+    is_short = num_frames <= spans
+    if not is_short.any():
+        return []
+    return [
+        f"WARNING: {is_short.sum()} of {len(num_frames)} videos are shorter than a clip (the"
+        f" shortest has {num_frames[is_short].min()} of {spans[is_short].max() + 1} frames):"
+        f" {effect}; {advice}"
+    ]
 
 
 def count_shared_videos(one: ShardDataset, other: ShardDataset) -> int:
-    """Count the videos of `one` that are in `other` too, by their bytes or, of the first ones, by their source."""
-    known = set(map(bytes, other.column("sha256")))
-    is_shared = [video in known for video in map(bytes, one.column("sha256"))]
+    """Count the videos of `one` that are in `other` too.
+
+    They are compared by their bytes, and the first MAX_SOURCES of each also by their source.
+    """
+    hashes = set(map(bytes, other.column("sha256")))
+    is_shared = [digest in hashes for digest in map(bytes, one.column("sha256"))]
     sources = {sample.source for sample in islice(other.samples, MAX_SOURCES)}
-    for number, sample in enumerate(islice(one.samples, MAX_SOURCES)):
-        is_shared[number] |= sample.source in sources
+    for index, sample in enumerate(islice(one.samples, MAX_SOURCES)):
+        is_shared[index] |= sample.source in sources
     return sum(is_shared)

@@ -1,4 +1,4 @@
-"""One optimizer step, for train.py, doctor.py and the benchmarks alike."""
+"""One optimizer step, the same for train.py, doctor.py and the benchmarks."""
 
 from collections.abc import Iterable
 
@@ -23,12 +23,19 @@ def train_step(
     lr: float,
     config: TrainConfig,
 ) -> dict[str, Tensor]:
-    """Take one optimizer step on this rank's micro-batches. Return scalars on the device, which is never waited for."""
+    """Take one optimizer step on this rank's micro-batches; return its scalars.
+
+    Scalars are tensors [] on the device, means over the clips of this rank. Nothing here reads a
+    tensor, so the host never waits for the device.
+    """
+    num_ranks = count_ranks()
     totals: dict[str, Tensor] = {}
     for batch in microbatches:
-        # DistributedDataParallel averages gradients over ranks, whose micro-batches may differ in size. Each counts by
-        # its clips, so that the mean is over all clips of the step.
-        fraction = len(batch.positions) * count_ranks() / config.clips_per_step(count_ranks())
+        # DistributedDataParallel averages gradients over ranks, whose micro-batches may differ in
+        # size. Each counts by its clips, so that the mean is over all clips of the step: 3 of 8
+        # clips count 3/8 × 2 on one of two ranks, and DDP halves the sum.
+        fraction = len(batch.positions) * num_ranks / config.clips_per_step(num_ranks)
+        # Ranks exchange gradients once per step, in the backward pass of the last micro-batch.
         with reduce_gradients(model, now=batch.is_last):
             with autocast_to(batch.clip.device, config.precision):
                 loss, scalars = task.loss(model, batch)

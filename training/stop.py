@@ -1,4 +1,5 @@
-"""Signals that ask a run to save and stop: Ctrl-C, a scheduler's SIGTERM, SIGUSR1 or SIGHUP, the end of torchrun."""
+"""Signals that ask a run to save and stop: Ctrl-C, and SIGTERM, SIGUSR1 or SIGHUP of a scheduler,
+of torchrun or of a terminal that closes."""
 
 import math
 import os
@@ -9,17 +10,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-MESSAGE = "\nstopping: the run ends when this step is saved; press Ctrl-C again to end it at once, without saving\n"
+MESSAGE = (
+    "\nstopping: the run ends when this step is saved; press Ctrl-C again to end it at once,"
+    " without saving\n"
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-DEBOUNCE_S = 1.0  # what comes faster is the same Ctrl-C, which a launcher has forwarded
+# A second SIGINT that comes sooner is the same Ctrl-C: the terminal sends it to the whole process
+# group, and a launcher forwards its own to the ranks.
+DEBOUNCE_S = 1.0
 
 
 class StopRequest:
     """Whether a signal has asked this rank to stop; a context manager that installs the handlers.
 
-    Any number of requests count as one: the scheduler, torchrun and the kernel may each send a signal for the same
-    reason. Until `defer` is set, and in the `allow_interrupt` block, there is nothing to save, and a request raises
-    KeyboardInterrupt; later only a second Ctrl-C does.
+    Any number of requests count as one: the scheduler, torchrun and the kernel may each send a
+    signal for the same reason. Until `defer` is set, and in the `allow_interrupt` block, there is
+    nothing to save, and a request raises KeyboardInterrupt; later only a second Ctrl-C does.
     """
 
     def __init__(self) -> None:
@@ -30,7 +36,8 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # which nohup has set
+            # nohup has set SIGHUP to be ignored, and the run must survive the terminal.
+            if signal.getsignal(number) != signal.SIG_IGN:
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -40,7 +47,7 @@ class StopRequest:
 
     @contextmanager
     def allow_interrupt(self) -> Iterator[None]:
-        """In the block, let a request end the run: it has been saved."""
+        """Let a request, also an earlier one, end the run within the block: it has been saved."""
         self.defer = False
         try:
             if self.is_set:
@@ -50,18 +57,21 @@ class StopRequest:
             self.defer = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            self._first_ctrl_c = min(self._first_ctrl_c, time.monotonic())
-        is_second_ctrl_c = (
-            number == signal.SIGINT and time.monotonic() - self._first_ctrl_c > DEBOUNCE_S
-        )
-        if is_second_ctrl_c or not self.defer:
+        if self._is_second_ctrl_c(number) or not self.defer:
             raise KeyboardInterrupt
-        if not self.is_set:
-            self.is_set = True
-            try:
-                os.write(
-                    2, MESSAGE.encode()
-                )  # print may have been interrupted in the middle of a print
-            except OSError:  # the terminal has gone, and must not take the run with it when the next line is written
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        if self.is_set:
+            return
+        self.is_set = True
+        try:
+            # The signal may have interrupted a print, within which another print raises.
+            os.write(2, MESSAGE.encode())
+        except OSError:
+            # The terminal has gone. Without stderr the next line of the log would end the run.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def _is_second_ctrl_c(self, number: int) -> bool:
+        if number != signal.SIGINT:
+            return False
+        now = time.monotonic()
+        self._first_ctrl_c = min(self._first_ctrl_c, now)
+        return now - self._first_ctrl_c > DEBOUNCE_S

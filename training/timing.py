@@ -52,6 +52,7 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
 
 
 def make_config(config: ModelConfig) -> TrainConfig:
+    """Return the default configuration of a run that trains this model, without shards."""
     return TrainConfig(data=DataConfig(shards="none"), model=config)
 
 
@@ -59,7 +60,8 @@ class PretrainingStep:
     """Calls `train_step` on a clip uint8 [B, T, H, W, C], which is on the model's device."""
 
     def __init__(self, task: Pretraining, compiled: Compile = False) -> None:
-        self.task, self.model = task, task.model
+        self.task = task
+        self.model = task.model
         if compiled:
             compile_in_place(task.model, compiled)
         self.optimizer = make_optimizer(task.parameter_groups(), task.config.optimizer)
@@ -69,12 +71,12 @@ class PretrainingStep:
     def of(
         cls, config: ModelConfig, device: torch.device, compiled: Compile = False
     ) -> "PretrainingStep":
+        """Make the step of a model with random weights, on the device."""
         return cls(Pretraining(make_config(config), None, Distributed(device.type)), compiled)
 
     def __call__(self, clip: Tensor) -> dict[str, Tensor]:
-        count = len(clip)
-        config = replace(self.task.config, batch_size=count)
-        batch = Batch(
-            clip, torch.empty(0), [""] * count, list(range(count))
-        )  # pre-training reads no labels
+        num_clips = len(clip)
+        config = replace(self.task.config, batch_size=num_clips)
+        # Pre-training reads no labels.
+        batch = Batch(clip, torch.empty(0), [""] * num_clips, list(range(num_clips)))
         return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)

@@ -1,4 +1,4 @@
-"""Read windows of frames along videos: of shards, or of whatever shards can be made of."""
+"""Read windows of frames along videos, from shards or from anything shards can be made of."""
 
 import json
 import math
@@ -35,11 +35,14 @@ from adamae.shard_tools.inputs import Item, ListOptions, read_inputs
 from adamae.shard_tools.inputs.location import local_copy
 from adamae.shard_tools.plan import make_key
 
+# Frame rates and steps are made fractions, so that the times of an hour's frames do not drift.
+MAX_DENOMINATOR = 100_000
+
 
 class SampledFrame(NamedTuple):
     """A frame, cropped and scaled for the model."""
 
-    # Source frames since the first one of the video or segment.
+    # The number of the frame in the source, counted from the first one of the video or segment.
     number: int
     # Seconds in the source.
     time: float
@@ -48,25 +51,25 @@ class SampledFrame(NamedTuple):
 
 @dataclass
 class ListedVideo:
-    """A video or segment to be read, and what is found out on the way."""
+    """A video or segment to be read, and what is known once it has been read."""
 
-    # Its name among all videos, with /.
+    # A name that no other video has, such as walk/person01.
     key: str
     source: str
     label: str
-    # Of the source: t=1.5,4 (seconds) or frames=10,50; "": all of it.
+    # The part of the source, t=1.5,4 (seconds) or frames=10,50; "": all of it.
     segment: str
     fields: dict[str, Any]
-    # Yields its sampled frames; raises VideoError or OSError where it is damaged.
+    # Starts to decode, and yields sampled frames; raises VideoError or OSError at damage.
     frames: Callable[[], Iterator[SampledFrame]]
-    # Of its first frame in the source, seconds; known once it is read.
+    # The time of the first frame in the source, in seconds.
     offset: float = 0.0
-    # Why the rest of it is missing; known once it is read.
+    # Why frames at the end are missing; "": none are.
     incomplete: str = ""
 
 
 class Window(NamedTuple):
-    """Frames of a video that are encoded together; without frames, it marks that the video is over."""
+    """Frames of a video that are encoded together; one without frames marks the video's end."""
 
     video: ListedVideo
     frames: list[SampledFrame]
@@ -76,8 +79,9 @@ class Window(NamedTuple):
 class WindowReader:
     """Reads videos in windows of `length` sampled frames, which slide by `stride` of them.
 
-    With `pad`, a window ends at the first frame and at every stride-th after it, and the first frame is repeated before
-    them: 4 frames by a stride of 2 are 0 0 0 0, 0 0 1 2, 1 2 3 4, …
+    With 4 frames and a stride of 2, windows are 0 1 2 3, 2 3 4 5, … With `pad`, they end at the
+    first frame and at every stride-th after it, and the first frame is repeated before them:
+    0 0 0 0, 0 0 1 2, 1 2 3 4, … as a policy sees a video that has just begun.
     """
 
     data: DataConfig
@@ -86,21 +90,27 @@ class WindowReader:
     stride: int = 1
     pad: bool = False
 
-    def list_videos(self, place: str) -> Iterator[ListedVideo]:
-        """Yield all videos of shards, or of what make_shards.py takes, in the same order every time."""
-        if is_remote(place) or (Path(place) / DATASET_FILE).is_file():
-            yield from self.list_samples(ShardDataset.open(place))
+    def list_videos(self, path: str) -> Iterator[ListedVideo]:
+        """Yield all videos of a path, in the same order every time.
+
+        path: shards, a folder of shards (splits), or any input of make_shards.py.
+        """
+        if is_remote(path) or (Path(path) / DATASET_FILE).is_file():
+            yield from self.list_samples(ShardDataset.open(path))
             return
-        splits = find_splits(Path(place))
+        splits = find_splits(Path(path))
         for split in splits:
             yield from self.list_samples(ShardDataset.open(split), f"{split.name}/")
         if splits:
             return
-        for item in read_inputs(place, ListOptions(subset="all", asks=False)):
+        for item in read_inputs(path, ListOptions(subset="all", asks=False)):
             yield self._list_item(item)
 
     def list_samples(self, dataset: ShardDataset, prefix: str = "") -> Iterator[ListedVideo]:
-        """Yield the videos of shards; their keys begin with `prefix`. Raise InputError if the stride does not fit."""
+        """Yield the videos of shards; their keys begin with `prefix`.
+
+        Raise InputError if the frames of the configured stride are not stored.
+        """
         check_strides(dataset, self.data)
         for index, sample in enumerate(dataset.samples):
             label = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
@@ -111,7 +121,7 @@ class WindowReader:
 
     def _list_item(self, item: Item) -> ListedVideo:
         key = item.name
-        # Where a list names a video outside of its folder, it has the key that shards would have.
+        # A list may name a video outside of its folder, whose path would lead out of the output.
         if item.source.startswith(("../", "/")):
             key = make_key(item.source, item.segment)
         label = ", ".join(item.labels or ())
@@ -121,9 +131,10 @@ class WindowReader:
         )
 
     def read_windows(self, video: ListedVideo) -> Iterator[Window]:
-        """Yield the windows of a video, then one without frames; set the video's `offset` and `incomplete`.
+        """Yield the windows of a video, then one without frames.
 
-        A video that is shorter than a window repeats its last frame; one that breaks off before has none.
+        Set the video's `offset` and `incomplete`. A video that is shorter than a window repeats its
+        last frame; one that breaks off before its first window has none.
         """
         held: deque[SampledFrame] = deque(maxlen=self.length)
         num_frames = 0
@@ -137,19 +148,22 @@ class WindowReader:
                 if num_frames >= first_end and (num_frames - first_end) % self.stride == 0:
                     yield Window(video, list(held))
         except (VideoError, OSError) as error:
-            # Of a copy of the video.
+            # A full disk, onto which a tar's video is copied, is no damage of the video.
             if getattr(error, "errno", None) in DISK_FULL:
                 raise
             video.incomplete = str(error)
         if 0 < num_frames < first_end and not video.incomplete:
-            missing = self.length - num_frames
-            yield Window(video, [*held, *[held[-1]] * missing])
+            while len(held) < self.length:
+                held.append(held[-1])
+            yield Window(video, list(held))
         yield Window(video, [])
 
     def _read_sample(self, dataset: ShardDataset, index: int) -> Iterator[SampledFrame]:
+        """Decode a video of shards."""
         sample = dataset.samples[index]
         content = dataset.read_video(index)
-        rate = Fraction(sample.fps).limit_denominator(100_000)
+        # The rate is stored as a float: 29.97 again becomes 30000/1001, and times are exact.
+        rate = Fraction(sample.fps).limit_denominator(MAX_DENOMINATOR)
         step = self._find_step(sample.source, rate, sample.frame_stride)
         if arrays.is_array(content):
             yield from self._read_array(content, step)
@@ -161,46 +175,55 @@ class WindowReader:
             yield SampledFrame(int(tick) * sample.frame_stride, time, scaler(frame))
 
     def _read_item(self, item: Item) -> Iterator[SampledFrame]:
-        """Stream a video file, its frames numbered and timed as make_shards.py does."""
+        """Decode a video file as a stream, with numbers and times as make_shards.py gives them."""
         if item.problem:
             raise VideoError(item.problem)
         with local_copy(item.location) as path:
             if not arrays.is_array(path):
                 yield from self._read_video(SourceVideo(path), item)
-            elif item.segment:
+                return
+            if item.segment:
                 raise VideoError("segments are cut out of videos, not out of arrays")
-            else:
-                yield from self._read_array(
-                    path, self._find_step(item.source, Fraction(arrays.FPS))
-                )
+            step = self._find_step(item.source, Fraction(arrays.FPS))
+            yield from self._read_array(path, step)
 
     def _read_video(self, video: SourceVideo, item: Item) -> Iterator[SampledFrame]:
         step = self._find_step(item.source, video.rate)
         segment = Segment.parse(item.segment) if item.segment else None
-        first, _ = video.find_ticks(segment)
+        first_tick, _ = video.find_ticks(segment)
         scaler = None
         for tick, frame in video.frames(segment, step):
+            # How a video is to be turned stands in its first frame.
             if scaler is None:
                 width, height = display_size(frame, video.pixel_aspect, find_flips(frame))
                 scaler = make_scaler(round(width), round(height), self.size)
-            yield SampledFrame(int(tick - first), float(tick / video.rate), scaler(frame))
+            time = float(tick / video.rate)
+            yield SampledFrame(int(tick - first_tick), time, scaler(frame))
 
     def _read_array(self, array: bytes | Path, step: Fraction) -> Iterator[SampledFrame]:
+        """Sample frames of an array, which counts as arrays.FPS frames per second."""
         frames = arrays.map_frames(array)
-        for count in range(math.ceil(len(frames) / step)):
-            number = int(count * step)
-            image = resize_and_crop(frames[number : number + 1], self.size)[0].numpy()
-            yield SampledFrame(number, number / arrays.FPS, image)
+        num_sampled = math.ceil(len(frames) / step)
+        for index in range(num_sampled):
+            number = int(index * step)
+            image = resize_and_crop(frames[number : number + 1], self.size)[0]
+            yield SampledFrame(number, number / arrays.FPS, image.numpy())
 
     def _find_step(self, source: str, fps: Fraction, stored_stride: int = 1) -> Fraction:
-        """Return the distance of sampled frames in those of a video of `fps`, of which every n-th was stored."""
+        """Return the distance of sampled frames, in frames of a video that has `fps`.
+
+        stored_stride: how many frames of the source each of these stands for.
+        """
         step = frame_step(float(fps), stored_stride, self.data)
         if step < 1:
-            too_few = f"{printable(source)} has {float(fps):g} frames a second"
-            log(f"{too_few}: some are repeated for --fps {self.data.fps:g}", sys.stderr)
-        return Fraction(step).limit_denominator(100_000)
+            log(
+                f"{printable(source)} has {float(fps):g} frames a second: some are repeated for"
+                f" --fps {self.data.fps:g}",
+                sys.stderr,
+            )
+        return Fraction(step).limit_denominator(MAX_DENOMINATOR)
 
 
 def make_scaler(width: int, height: int, size: FrameSize) -> Scaler:
-    """Return the scaler of the center of frames that are shown with this width and height."""
+    """Return the scaler that crops the center of frames that are shown in this width and height."""
     return Scaler(view_crop(width, height, 0, 1, size), False, size, (width, height))

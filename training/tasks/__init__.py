@@ -1,4 +1,4 @@
-"""Tasks by their names in the configuration."""
+"""The tasks, by the value of `task` in the configuration."""
 
 from typing import Any
 

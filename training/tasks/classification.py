@@ -1,8 +1,9 @@
-"""Classification: fine-tuning of the whole encoder, or a probe on a frozen one."""
+"""Classification: fine-tune the whole encoder, or train a probe on a frozen one."""
 
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,23 @@ from adamae.training.tasks.task import Task
 
 
 class Classification(Task):
-    """Cross-entropy over the dataset's classes, or, where videos have several, binary cross-entropy of each."""
+    """A classifier with cross-entropy over the dataset's classes.
+
+    Where videos may have several, the loss is the binary cross-entropy of each class.
+    """
 
     def __init__(self, config: TrainConfig, dataset: ShardDataset, dist: Distributed) -> None:
+        self.config = config
+        self.dist = dist
         check_labels(dataset)
-        self.config, self.classes, self.dist = config, dataset.info.classes, dist
+        self.classes = dataset.info.classes
         self.multi_label = dataset.info.multi_label
         labels = dataset.column("label")
         if not self.multi_label and (labels == labels[0]).all():
             raise InputError(
-                f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a classifier needs two"
-                " classes at least; create shards with all of them (shard_tools/make_shards.py)"
+                f"all videos of {dataset.folder} are of the class {self.classes[labels[0]]!r}: a"
+                " classifier needs two classes at least; create shards with all of them"
+                " (shard_tools/make_shards.py)"
             )
         self.held_out = HeldOut(config, dataset) if config.evaluation.shards else None
         self.baselines: dict[str, float] = {}
@@ -50,135 +57,165 @@ class Classification(Task):
             self.clip_multiple = 2
             if config.batch_size % 2:
                 raise InputError(
-                    f"batch_size is {config.batch_size}, and mixup and cutmix mix clips in pairs: set an even number,"
-                    " or finetune.mixup=0 finetune.cutmix=0"
+                    f"batch_size is {config.batch_size}, and mixup and cutmix mix clips in pairs:"
+                    " set an even number, or finetune.mixup=0 finetune.cutmix=0"
                 )
-        if config.task == "finetune":
-            model: VideoClassifier | Probe = VideoClassifier(
-                config.model, len(self.classes), config.finetune.drop_path
-            )
-        else:
-            model = Probe(
-                config.model,
-                len(self.classes),
-                "linear" if config.task == "linear_probe" else "attentive",
-            )
-        self.model: VideoClassifier | Probe = model.to(dist.device)
+        self.model: VideoClassifier | Probe = self._make_model().to(dist.device)
         self.average: AveragedModel | None = None
         if config.finetune.ema_decay is not None:
-            function = get_ema_multi_avg_fn(config.finetune.ema_decay)
-            self.average = AveragedModel(self.model, multi_avg_fn=function, use_buffers=True)
-            self.average.n_averaged.fill_(1)  # the first update averages, also after a resume
+            average_weights = get_ema_multi_avg_fn(config.finetune.ema_decay)
+            self.average = AveragedModel(self.model, multi_avg_fn=average_weights, use_buffers=True)
+            # At 0, the first update would copy the weights instead of averaging, also of a resumed
+            # run, whose checkpoint has the average but not this counter.
+            self.average.n_averaged.fill_(1)
         self.metadata = pretrained.make_metadata(
             config.model, classes=self.classes, multi_label=self.multi_label
         )
 
+    def _make_model(self) -> VideoClassifier | Probe:
+        num_classes = len(self.classes)
+        if self.config.task == "finetune":
+            return VideoClassifier(self.config.model, num_classes, self.config.finetune.drop_path)
+        kind: Any = self.config.task.removesuffix("_probe")
+        return Probe(self.config.model, num_classes, kind)
+
     @property
     def modules(self) -> dict[str, nn.Module]:
-        return (
-            {"model": self.model}
-            if self.average is None
-            else {"model": self.model, "average": self.average.module}
-        )
+        modules: dict[str, nn.Module] = {"model": self.model}
+        if self.average is not None:
+            modules["average"] = self.average.module
+        return modules
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Of a fine-tuned encoder, each block's learning rate is layer_decay times the next one's (BEiT)."""
-        depth, decay = self.config.model.dimensions.encoder_depth, self.config.finetune.layer_decay
+        """Return the optimizer's groups, with lower learning rates for a fine-tuned encoder.
+
+        Each block's rate is layer_decay times that of the next one, as BEiT has it (Bao et al.
+        2021, arXiv 2106.08254). With 12 blocks and 0.75, the last block learns at 0.75 of the
+        head's rate, the first at 0.75^12 and the tokenizer at 0.75^13 = 0.024 of it.
+        """
+        depth = self.config.model.dimensions.encoder_depth
+        decay = self.config.finetune.layer_decay
 
         def scale_lr(name: str) -> float:
             if name.startswith("tokenizer."):
                 return decay ** (depth + 1)
             if name.startswith("encoder.blocks."):
-                return decay ** (depth - int(name.split(".")[2]))
+                block = int(name.split(".")[2])
+                return decay ** (depth - block)
             return 1.0
 
-        scale = {"scale_lr": scale_lr} if isinstance(self.model, VideoClassifier) else {}
-        return parameter_groups(self.model, self.config.optimizer.weight_decay, **scale)
+        is_finetuned = isinstance(self.model, VideoClassifier)
+        return parameter_groups(
+            self.model, self.config.optimizer.weight_decay, scale_lr if is_finetuned else None
+        )
 
     def init_weights(self, source: str) -> None:
         if source:
             weights = pretrained.load(local_run(source), like=self.config.model)
             check_encoder(self.config.model, weights.config, source)
-            self.model.load_encoder(adapt_weights(weights.state, weights.config, self.config.model))
+            encoder = adapt_weights(weights.state, weights.config, self.config.model)
+            self.model.load_encoder(encoder)
         if self.average is not None:
             self.average.module.load_state_dict(self.model.state_dict())
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        clip, target = batch.clip, batch.labels
+        clip = batch.clip
+        target = batch.labels
         if self.is_mixed:
             clip, target = self.mix(clip, target, batch.positions[0])
         logits = model(clip).float()
         smoothing = self.config.finetune.label_smoothing
-        if self.multi_label:  # smoothed as Keras does: towards .5
+        if self.multi_label:
+            # Towards 0.5, as Keras smooths labels of binary cross-entropy.
             target = target * (1 - smoothing) + smoothing / 2
             loss = F.binary_cross_entropy_with_logits(logits, target)
             return loss, {"loss": loss}
         loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
-        dominant = target if target.dim() == 1 else target.argmax(dim=1)
-        return loss, {"loss": loss, "accuracy": (logits.argmax(dim=1) == dominant).float().mean()}
+        # Of a mixed clip, accuracy is that of the class with the larger weight.
+        true_class = target if target.dim() == 1 else target.argmax(dim=1)
+        is_right = logits.argmax(dim=1) == true_class
+        return loss, {"loss": loss, "accuracy": is_right.float().mean()}
 
     def mix(
         self, clip: UInt8[Tensor, "B T H W C"], labels: Tensor, position: int
     ) -> tuple[UInt8[Tensor, "B T H W C"], Float[Tensor, "B classes"]]:
-        """Mix each clip with its counterpart from the end of the batch, by mixup (arXiv 1710.09412) or CutMix (arXiv
-        1905.04899), one of them per batch; random numbers depend on (seed, position) alone, as resuming needs."""
-        mixup, cutmix = self.config.finetune.mixup, self.config.finetune.cutmix
+        """Mix each clip with its counterpart from the end of the batch: the first with the last, …
+
+        A batch is mixed by mixup (arXiv 1710.09412) or CutMix (arXiv 1905.04899). `position` is
+        that of its first clip in the plan: random numbers depend on (seed, position) alone, as a
+        resumed run must repeat them.
+        """
+        mixup = self.config.finetune.mixup
+        cutmix = self.config.finetune.cutmix
         random = np.random.default_rng((self.config.seed, position))
-        cuts = bool(cutmix) and (not mixup or random.random() < 0.5)
-        weight = random.beta(cutmix, cutmix) if cuts else random.beta(mixup, mixup)
-        other = clip.flip(0)
-        if cuts:
-            height, width = int(clip.shape[2]), int(clip.shape[3])
-            half = math.sqrt(1 - weight) / 2
-            y, x = int(random.integers(height)), int(random.integers(width))
-            top, bottom = max(0, y - int(half * height)), min(height, y + int(half * height))
-            left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
-            mixed = clip.clone()
-            mixed[:, :, top:bottom, left:right] = other[
-                :, :, top:bottom, left:right
-            ]  # the same box in every frame
-            weight = 1 - (bottom - top) * (right - left) / (height * width)
+        if cutmix and (not mixup or random.random() < 0.5):
+            mixed, weight = cut_and_paste(clip, random.beta(cutmix, cutmix), random)
         else:
-            mixed = (clip * weight).add_(other, alpha=1 - weight).round_().to(torch.uint8)
+            weight = random.beta(mixup, mixup)
+            mixed = (clip * weight).add_(clip.flip(0), alpha=1 - weight).round_().to(torch.uint8)
         target = labels if self.multi_label else F.one_hot(labels, len(self.classes))
         return mixed, target * weight + target.flip(0) * (1 - weight)
 
     @torch.no_grad()
     def after_update(self) -> None:
+        # A probe's running statistics are averaged, as each rank has updated them with its clips.
         for layer in self.model.modules():
-            if isinstance(
-                layer, nn.BatchNorm1d
-            ):  # of a probe: each rank has updated it with its own clips
+            if isinstance(layer, nn.BatchNorm1d):
                 mean_over_ranks(layer.get_buffer("running_mean"))
                 mean_over_ranks(layer.get_buffer("running_var"))
         if self.average is not None:
             self.average.update_parameters(self.model)
 
     def evaluate(self, step: int, log: Logger) -> None:
-        """Log accuracy or mAP on the validation videos, one clip each; write checkpoints/best/model.safetensors, which
-        has all that evaluate.py needs, if no better one is there."""
+        """Log accuracy or mAP on all validation videos, one clip each.
+
+        Write checkpoints/best/model.safetensors, which has all that evaluate.py needs, unless a
+        better one, or an equal one, is there.
+        """
         if self.held_out is None:
             return
         model: Any = self.model if self.average is None else self.average.module
-        config = self.config
-        evaluator = Evaluator(
-            replace(config, data=replace(config.data, subset=None)),
-            self.held_out.dataset,
-            self.dist,
-        )
-        found = evaluator.predict(model, self.multi_label).scores()
-        best, score = (
-            log.run.checkpoints / "best/model.safetensors",
-            "mAP" if self.multi_label else "top1",
-        )
-        if self.dist.is_main and not (
-            best.exists() and pretrained.read_score(best, score) >= found[score]
-        ):
-            scores = json.dumps({"step": step, **found})
-            pretrained.save(best, model.state_dict(), self.metadata | {"scores": scores})
+        # A subset is of the videos that are trained on.
+        config = replace(self.config, data=replace(self.config.data, subset=None))
+        evaluator = Evaluator(config, self.held_out.dataset, self.dist)
+        scores = evaluator.predict(model, self.multi_label).scores()
+        if self.dist.is_main:
+            self._keep_best(log.run.checkpoints / "best/model.safetensors", model, step, scores)
         if config.task == "finetune":
-            found = self.held_out.evaluate(model, self.dist) | found
-        elif not self.multi_label:  # the encoder of a probe is frozen: its features do not change
+            scores = self.held_out.evaluate(model, self.dist) | scores
+        elif not self.multi_label:
+            # The encoder of a probe is frozen, so only the baselines are of interest, and these do
+            # not change from one evaluation to the next.
             self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
-            found = self.baselines | found
-        log.write_evaluation(step, found)
+            scores = self.baselines | scores
+        log.write_evaluation(step, scores)
+
+    def _keep_best(self, file: Path, model: nn.Module, step: int, scores: dict[str, float]) -> None:
+        score = "mAP" if self.multi_label else "top1"
+        if file.exists() and pretrained.read_score(file, score) >= scores[score]:
+            return
+        metadata = {**self.metadata, "scores": json.dumps({"step": step, **scores})}
+        pretrained.save(file, model.state_dict(), metadata)
+
+
+def cut_and_paste(
+    clip: UInt8[Tensor, "B T H W C"], weight: float, random: np.random.Generator
+) -> tuple[UInt8[Tensor, "B T H W C"], float]:
+    """Paste a box of each clip's counterpart into it, the same box in every frame (CutMix).
+
+    The box is at a random place, and has 1 - weight of the area, or less at the border. Return the
+    clips, and the fraction of the area that is each clip's own.
+    """
+    height = int(clip.shape[2])
+    width = int(clip.shape[3])
+    half = math.sqrt(1 - weight) / 2
+    half_height = int(half * height)
+    half_width = int(half * width)
+    y = int(random.integers(height))
+    x = int(random.integers(width))
+    rows = slice(max(0, y - half_height), min(height, y + half_height))
+    columns = slice(max(0, x - half_width), min(width, x + half_width))
+    mixed = clip.clone()
+    mixed[:, :, rows, columns] = clip.flip(0)[:, :, rows, columns]
+    area = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return mixed, 1 - area / (height * width)

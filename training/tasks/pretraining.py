@@ -1,4 +1,4 @@
-"""Pre-training: masked reconstruction and the sampling loss (arXiv 2211.09120 §3)."""
+"""Pre-training: reconstruct masked clips, and learn which tokens to mask (arXiv 2211.09120 §3)."""
 
 import sys
 from typing import Any
@@ -25,22 +25,29 @@ from adamae.training.optimizer import parameter_groups
 from adamae.training.remote_run import local_run
 from adamae.training.tasks.task import Task
 
+# Clips of which every checkpoint logs a figure.
 NUM_PLOTTED = 2
-PLOT_WIDTH = 1000  # pixels: there are many of these images in a run
+# In pixels. TensorBoard keeps the figures of all checkpoints.
+PLOT_WIDTH = 1000
 
 
 class Pretraining(Task):
+    """An AdaMAE, its losses under masks that are a function of (seed, position), and its plots."""
+
     def __init__(
         self, config: TrainConfig, dataset: ShardDataset | None, dist: Distributed
     ) -> None:
-        self.config, self.dist = config, dist
+        """dataset: None for a task that is only timed or measured."""
+        self.config = config
+        self.dist = dist
         target = make_target(config.model, make_teacher(config.model))
         self.model: AdaMAE = AdaMAE(config.model, target).to(dist.device)
         self.target_digest = hash_teacher(config.model)
         self.metadata = pretrained.make_metadata(config.model)
-        self.held_out = (
-            HeldOut(config, dataset) if config.evaluation.shards and dataset is not None else None
-        )
+        self.held_out: HeldOut | None = None
+        if config.evaluation.shards and dataset is not None:
+            self.held_out = HeldOut(config, dataset)
+        # The clips of `plot`, once they have been read.
         self.plotted: list[Clip] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -54,7 +61,8 @@ class Pretraining(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = batch.clip.device
-        # Filled on the device: a copy from the host would wait for it, an int would be compiled into the graph.
+        # Filled on the device: a copy from the host would wait for the device, and an int would be
+        # compiled into the graph, again at every step.
         seed = torch.full((), self.config.seed, dtype=torch.int64, device=device)
         offset = torch.full((), batch.positions[0], dtype=torch.int64, device=device)
         output: Output = model(batch.clip, seed, offset)
@@ -64,7 +72,8 @@ class Pretraining(Task):
             "sampling_loss": output.sampling_loss,
         }
         if output.log_probs is not None:
-            scalars["sampler_entropy"] = -(output.log_probs.exp() * output.log_probs).sum(-1).mean()
+            entropy = -(output.log_probs.exp() * output.log_probs).sum(-1)
+            scalars["sampler_entropy"] = entropy.mean()
         return output.loss, scalars
 
     def evaluate(self, step: int, log: Logger) -> None:
@@ -73,17 +82,16 @@ class Pretraining(Task):
 
     def plot(self, step: int, log: Logger) -> None:
         if self.plotted is None:
-            dataset = ShardDataset.open(
-                self.config.evaluation.shards or self.config.data, self.config.data
+            data = self.config.data
+            model = self.config.model
+            dataset = ShardDataset.open(self.config.evaluation.shards or data, data)
+            self.plotted = list(
+                read_clips([dataset], model.num_frames, model.image_size, data, limit=NUM_PLOTTED)
             )
-            shape = self.config.model.num_frames, self.config.model.image_size
-            self.plotted = list(read_clips([dataset], *shape, self.config.data, limit=NUM_PLOTTED))
         for clip in self.plotted:
-            with torch.compiler.set_stance(
-                "force_eager"
-            ):  # one clip without gradient is no graph worth compiling
+            # A graph for a single clip without gradient would take longer to compile than it saves.
+            with torch.compiler.set_stance("force_eager"):
                 maps = reconstruct(self.model, clip.frames[None].to(self.dist.device))
-            figure = render_figure(
-                [*make_rows(maps, clip.title).values()], self.config.model, clip.times, PLOT_WIDTH
-            )
+            rows = make_rows(maps, clip.title)
+            figure = render_figure([*rows.values()], self.config.model, clip.times, PLOT_WIDTH)
             log.write_image(step, clip.name, figure)
