@@ -77,6 +77,8 @@ class PretrainingStep:
     def __call__(self, clip: Tensor) -> dict[str, Tensor]:
         num_clips = len(clip)
         config = replace(self.task.config, batch_size=num_clips)
-        # Pre-training reads no labels.
-        batch = Batch(clip, torch.empty(0), [""] * num_clips, list(range(num_clips)))
+        # Pre-training reads neither labels nor keys.
+        labels = torch.empty(0)
+        keys = [""] * num_clips
+        batch = Batch(clip, labels, keys, positions=list(range(num_clips)))
         return train_step(self.model, self.task, [batch], self.optimizer, 1e-4, config)

@@ -194,8 +194,8 @@ class Classification(Task):
         score = "mAP" if self.multi_label else "top1"
         if file.exists() and pretrained.read_score(file, score) >= scores[score]:
             return
-        metadata = {**self.metadata, "scores": json.dumps({"step": step, **scores})}
-        pretrained.save(file, model.state_dict(), metadata)
+        described = json.dumps({"step": step, **scores})
+        pretrained.save(file, model.state_dict(), self.metadata | {"scores": described})
 
 
 def cut_and_paste(
