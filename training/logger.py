@@ -141,7 +141,8 @@ class Logger:
         if isinstance(self._sums, float):
             return
         # The only place in the loop where the host waits for the device.
-        own_means = (self._sums / self._steps).tolist()
+        own_values = (self._sums / self._steps).tolist()
+        own_means = dict(zip(self._names, own_values, strict=True))
         seconds = time.perf_counter() - self._started
         counters = dict(self.loader.counters)
         wait_fraction = (counters["wait_seconds"] - self._wait_seconds) / seconds
@@ -149,8 +150,8 @@ class Logger:
         ranks = self.dist.gather((own_means, wait_fraction, socket.gethostname()))
         means, wait_fractions, hosts = zip(*ranks, strict=True)
         row: dict[str, float] = {}
-        for name, values in zip(self._names, zip(*means, strict=True), strict=True):
-            row[name] = fmean(values)
+        for name in self._names:
+            row[name] = fmean(rank_means[name] for rank_means in means)
         row["lr"] = self.schedule.lr(step - 1)
         row["clips_per_second"] = self._steps * self.schedule.global_batch / seconds
         row["step_time_ms"] = 1000 * seconds / self._steps
