@@ -110,11 +110,9 @@ class Logger:
         A killed run has logged steps after its last checkpoint. They will be taken, and logged,
         again, so their rows are removed.
         """
-        lines = []
-        for row in read_rows(self.run.metrics):
-            if row["step"] <= self.start_step:
-                lines.append(json.dumps(row) + "\n")
-        write_text(self.run.metrics, "".join(lines))
+        rows = [row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_text(self.run.metrics, text)
         # Before TensorBoard's writer, which W&B patches in order to copy what it gets.
         if self.config.wandb:
             stack.callback(start_wandb(self.run.path, self.config).finish)

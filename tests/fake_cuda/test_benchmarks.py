@@ -90,7 +90,7 @@ exec {python} {program} "$@"
 CALL = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
 # Of the tests that need a GPU, those that compare no values. One more needs NVML, one CUPTI.
 GPU_TESTS = [
-    "tests/benchmarks/test_accounting.py",
+    "tests/training/test_accounting.py",
     "tests/common/test_devices.py::test_a_gpu_that_is_full_is_explained",
     "tests/kernels/test_gpu.py::test_no_tensor_of_the_targets_size_is_allocated",
     "tests/model/test_adamae_in_triton.py::test_the_host_never_waits",

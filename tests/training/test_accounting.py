@@ -1,4 +1,4 @@
-"""Counting of bytes: prediction against an actual step, and what libraries allocate against what was measured."""
+"""Compare predicted bytes with those of an actual step, and workspaces with measured ones."""
 
 import os
 import subprocess
@@ -37,9 +37,10 @@ TINY = ModelConfig(
 def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(
     target: str, tmp_path: Path
 ) -> None:
-    config, live = TINY, LiveBytes("weights")
+    config = TINY
     if target == "teacher":
         config = replace(TINY, target="teacher", teacher=write_random_teacher(TINY, tmp_path))
+    live = LiveBytes("weights")
     with live:
         step = PretrainingStep.of(config, CPU)
         live.label = "clip"
@@ -52,16 +53,18 @@ def test_the_bytes_predicted_without_memory_are_those_of_an_actual_step(
 
 
 def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
-    """Flash attention's, worked out by hand: 70 rows of 40 values are 128 of 64, in fp32, beside a sum for each row."""
-    assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (
-        1 + 64
-    )
+    """Those of flash attention are calculated by hand.
+
+    70 rows of 40 values are padded to 128 rows of 64, in fp32, beside a sum for each row.
+    """
+    q = torch.empty(2, 3, 70, 40, device="meta")
+    padded_rows = 2 * 3 * 128
+    assert attention_workspace(q) == 4 * padded_rows * (1 + 64)
     # A gradient for each of 22 groups of 6 heads that keep 132 multiprocessors busy.
     with numerics(parse(["data.shards=s", "deterministic=true"])):
-        assert attention_workspace(torch.empty(2, 3, 70, 40, device="meta")) == 4 * 2 * 3 * 128 * (
-            1 + 22 * 64
-        )
-    on_gpu, on_cpu = (LiveBytes("now", on_gpu=where) for where in (True, False))
+        assert attention_workspace(q) == 4 * padded_rows * (1 + 22 * 64)
+    on_gpu = LiveBytes("now", on_gpu=True)
+    on_cpu = LiveBytes("now", on_gpu=False)
     q, k, v = (torch.randn(1, 2, 300, 32, requires_grad=True) for _ in range(3))
     for live in (on_gpu, on_cpu):
         with live:
@@ -76,8 +79,8 @@ def test_the_workspaces_of_a_gpus_libraries_are_counted() -> None:
     assert not on_cpu.at_peak["temporaries"]
 
 
-def test_the_room_of_a_column_sum_is_what_pytorchs_allocator_gave_it() -> None:
-    """In MiB, by torch 2.11 and 2.15 on the stand-in for CUDA."""
+def test_the_workspace_of_a_column_sum_is_what_pytorchs_allocator_gave_it() -> None:
+    # In MiB, by torch 2.11 and 2.15 on the stand-in for CUDA.
     measured = {
         (23840, 1536): 132,
         (23840, 384): 70,
@@ -85,14 +88,14 @@ def test_the_room_of_a_column_sum_is_what_pytorchs_allocator_gave_it() -> None:
         (1248, 3072): 30,
         (25088, 768): 132,
     }
-    assert {shape: column_sum_workspace(*shape) / 2**20 for shape in measured} == pytest.approx(
-        measured, rel=1e-3
-    )
+    predicted = {shape: column_sum_workspace(*shape) / 2**20 for shape in measured}
+    assert predicted == pytest.approx(measured, rel=1e-3)
     assert column_sum_workspace(64, 768) == 0, "a block sums a column"
 
 
 def test_gradients_in_buckets_are_there_all_the_time() -> None:
-    plain, in_buckets = (predict(TINY, 4, in_buckets=said) for said in (False, True))
+    plain = predict(TINY, 4, in_buckets=False)
+    in_buckets = predict(TINY, 4, in_buckets=True)
     assert in_buckets["gradients"] == pytest.approx(plain["weights"], rel=0.2)
     grown = sum(in_buckets.values()) - sum(plain.values())
     assert 0 < grown <= 1.2 * plain["weights"]
@@ -114,14 +117,15 @@ from adamae.model.config import ModelConfig
 config = ModelConfig(**{changes})
 print(sum(predict(config, 16).values()) / 2**30, count_flops(config, 16))
 """
-    # In a process without Triton's interpreter, in which kernels need real memory and so cannot be predicted.
+    # In Triton's interpreter, kernels would need real memory: the process must be one without it.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, check=True
     )
-    found = [float(word) for word in done.stdout.split()]
-    cublas = CUBLAS_THREADS * CUBLAS_BYTES / 2**30  # before torch 2.15
-    assert found == pytest.approx([gib + cublas, flops], rel=0.005)
+    predicted = [float(word) for word in done.stdout.split()]
+    # Before torch 2.15, two workspaces last from step to step.
+    cublas = CUBLAS_THREADS * CUBLAS_BYTES / 2**30
+    assert predicted == pytest.approx([gib + cublas, flops], rel=0.005)
 
 
 @pytest.mark.gpu
@@ -129,6 +133,5 @@ print(sum(predict(config, 16).values()) / 2**30, count_flops(config, 16))
 def test_predicted_memory_is_what_a_gpu_needs(changes: dict[str, Any]) -> None:
     config = ModelConfig(size="small", **changes)
     measured = measure_config(config, 16, 2, torch.device("cuda"))["peak_memory_gib"]
-    assert sum(predict(config, 16).values()) / 2**30 == pytest.approx(
-        measured, rel=0.02
-    )  # with what kernels allocate
+    predicted = sum(predict(config, 16).values()) / 2**30
+    assert predicted == pytest.approx(measured, rel=0.02)

@@ -27,11 +27,12 @@ from adamae.training.optimizer import update
 from adamae.training.run_dir import BackgroundWriter, RunDir
 
 STATE = TrainState(step=1, global_batch=16, dataset="these")
-SECONDS = 20  # after which what should happen has not
+# After so many seconds, an event that a test waits for will not come.
+TIMEOUT_S = 20
 
 
 class Small:
-    """A model and an optimizer that are made and saved in no time, and their run directory."""
+    """A model and an optimizer that take no time to make and save, and their run directory."""
 
     def __init__(self, path: Path) -> None:
         self.run = RunDir(
@@ -45,44 +46,49 @@ class Small:
         self.step()
 
     def step(self) -> None:
+        """Take an optimizer step with a gradient of ones."""
         for p in self.model.parameters():
             p.grad = torch.ones_like(p)
         update(self.optimizer, 0.1, None)
 
     def save(self, step: int) -> None:
+        """Save a checkpoint in a thread, as the loop does."""
         self.run.save(replace(STATE, step=step), {"model": self.model}, self.optimizer, {})
 
     def write(self, step: int) -> Path:
+        """Write a checkpoint at once."""
         modules = {"model": self.model.state_dict()}
         return save_checkpoint(
             self.folder, replace(STATE, step=step), modules, self.optimizer.state_dict(), {}
         )
 
     def load(self) -> TrainState:
-        """As a run does with its newest checkpoint."""
+        """Check and load the newest checkpoint, as a run that resumes does."""
         newest = list_checkpoints(self.folder)[-1]
         checkpoint.check_checkpoint(newest, STATE)
         return checkpoint.load_checkpoint(newest, {"model": self.model}, self.optimizer)
 
     def saved(self) -> list[str]:
+        """List the names of all checkpoints."""
         return sorted(path.name for path in self.folder.iterdir())
 
 
 @pytest.fixture
-def small(tmp_path) -> Small:
+def small(tmp_path: Path) -> Small:
+    """Make a run without checkpoints."""
     (tmp_path / "run").mkdir()
     return Small(tmp_path / "run")
 
 
 @pytest.fixture
-def two(small) -> Path:
-    """The newer one of two checkpoints."""
+def two(small: Small) -> Path:
+    """Write two checkpoints; return the newer one."""
     small.write(1)
     return small.write(2)
 
 
 def edit(change: Callable[[dict], object]) -> Callable[[Path], object]:
-    """Damage train_state.json by this change of what it holds."""
+    """Return a function that changes the contents of train_state.json."""
 
     def damage(folder: Path) -> None:
         manifest = json.loads((folder / "train_state.json").read_text())
@@ -93,6 +99,7 @@ def edit(change: Callable[[dict], object]) -> Callable[[Path], object]:
 
 
 def write_state(content: str) -> Callable[[Path], object]:
+    """Return a function that replaces train_state.json."""
     return lambda folder: (folder / "train_state.json").write_text(content, encoding="latin-1")
 
 
@@ -107,12 +114,13 @@ def become_a_file(folder: Path) -> None:
     folder.write_text("")
 
 
-WEIGHTS, MOMENTS = "model.safetensors", "optimizer.pt"
+WEIGHTS = "model.safetensors"
+MOMENTS = "optimizer.pt"
 NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"step": [], "sha256": {}}))
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "fault"),
     [
         *(
             (lambda folder, name=name: flip_bit(folder / name), f"{name} has changed")
@@ -139,15 +147,16 @@ NO_STATES = ("", "[" * 100_000, chr(255), "[]", "{}", "3", json.dumps({"step": [
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(small, two, damage, said):
+def test_a_damaged_checkpoint_is_named_with_its_fault_and_the_one_before(
+    small: Small, two: Path, damage: Callable[[Path], object], fault: str
+) -> None:
     damage(two)
-    with pytest.raises(
-        InputError, match=f"step-00000002 cannot be loaded .*{said}.*to resume from step-00000001$"
-    ):
+    message = f"step-00000002 cannot be loaded .*{fault}.*to resume from step-00000001$"
+    with pytest.raises(InputError, match=message):
         small.load()
 
 
-def test_only_the_newest_are_kept_and_strays_do_not_count(small, two):
+def test_only_the_newest_are_kept_and_strays_do_not_count(small: Small, two: Path) -> None:
     strays = [
         "step-backup",
         "step-00000001 (copy)",
@@ -158,48 +167,53 @@ def test_only_the_newest_are_kept_and_strays_do_not_count(small, two):
     ]
     for name in strays:
         shutil.copytree(two, small.folder / name)
-    assert [path.name for path in list_checkpoints(small.folder)] == [
-        "step-00000001",
-        "step-00000002",
-    ]
+    names = [path.name for path in list_checkpoints(small.folder)]
+    assert names == ["step-00000001", "step-00000002"]
     with small.run:
         small.save(10)
     assert set(small.saved()) == {*strays, "step-00000002", "step-00000010"}
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
-def test_a_disk_that_fails_stops_the_run_and_leaves_the_older_checkpoint(small, file):
+def test_a_disk_that_fails_stops_the_run_and_leaves_the_older_checkpoint(
+    small: Small, file: str
+) -> None:
     size = (small.write(1) / file).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    said = rf"File too large: '.*step-00000002(\.[^/]*\.partial/{file})?'"
+    message = rf"File too large: '.*step-00000002(\.[^/]*\.partial/{file})?'"
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
     try:
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=message):
             small.write(2)
         assert small.saved() == ["step-00000001"]
         small.run.__enter__()
         small.save(2)
-        while not small.run.writer.failed:  # which the loop asks at every step
+        # The loop asks this at every step.
+        while not small.run.writer.failed:
             threading.Event().wait(0.01)
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=message):
             small.save(3)
         small.save(2)
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=message):
             small.run.__exit__(None, None, None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_training_continues_and_what_is_saved_is_of_the_step(small, monkeypatch):
-    gate, write = threading.Event(), run_dir.save_checkpoint
+def test_training_continues_and_what_is_saved_is_of_the_step(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    write = run_dir.save_checkpoint
     monkeypatch.setattr(
-        run_dir, "save_checkpoint", lambda *given: (gate.wait(SECONDS), write(*given))
+        run_dir, "save_checkpoint", lambda *inputs: (gate.wait(TIMEOUT_S), write(*inputs))
     )
     before = {name: value.clone() for name, value in small.model.state_dict().items()}
     moment = small.optimizer.state[small.model[0].weight]["exp_avg"].clone()
     with small.run:
         small.save(1)
-        small.model(torch.randn(4, 2))  # moves the statistics
+        # A forward pass changes the running statistics, a step the weights.
+        small.model(torch.randn(4, 2))
         small.step()
         assert not torch.equal(before["0.weight"], small.model[0].weight)
         assert not small.folder.exists(), "it was not written beside training"
@@ -210,30 +224,35 @@ def test_training_continues_and_what_is_saved_is_of_the_step(small, monkeypatch)
     assert torch.equal(written["state"][0]["exp_avg"], moment)
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_writer():
-    gate, done, writer = threading.Event(), threading.Event(), BackgroundWriter()
-    writer.start(lambda: (gate.wait(SECONDS), done.set()))
+def test_a_second_ctrl_c_does_not_wait_for_the_writer() -> None:
+    gate = threading.Event()
+    done = threading.Event()
+    writer = BackgroundWriter()
+    writer.start(lambda: (gate.wait(TIMEOUT_S), done.set()))
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         writer.wait()
     writer.wait()
     assert not done.is_set()
     gate.set()
-    assert done.wait(SECONDS)
+    assert done.wait(TIMEOUT_S)
 
 
-def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small):
+def test_weights_that_are_not_finite_are_not_saved_and_push_nothing_out(small: Small) -> None:
     with small.run:
-        for step in (1, 2):
-            small.save(step)
+        small.save(1)
+        small.save(2)
     small.model[0].weight.data[0, 0] = torch.nan
-    said = r"after step 3, model's 0\.weight is not finite; lower .*init_from=.*step-00000002, which is finite$"
-    with pytest.raises(DivergedError, match=said), small.run:
+    message = (
+        r"after step 3, model's 0\.weight is not finite; lower .*init_from=.*step-00000002, which"
+        " is finite$"
+    )
+    with pytest.raises(DivergedError, match=message), small.run:
         small.save(3)
     assert small.saved() == ["step-00000001", "step-00000002"]
 
 
-def test_a_run_directory_is_one_jobs_at_a_time(small, tmp_path):
+def test_a_run_directory_is_one_jobs_at_a_time(small: Small, tmp_path: Path) -> None:
     with small.run:
         small.save(1)
         with (

@@ -1,6 +1,9 @@
+"""The configuration: what is refused, in which words, and what is read back."""
+
 import dataclasses
 import io
 import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -9,12 +12,12 @@ import yaml
 
 import adamae.training.config
 from adamae.common.errors import InputError
-from adamae.training.config import differences, parse, to_yaml
+from adamae.training.config import TrainConfig, differences, parse, to_yaml
 from adamae.training.schedule import Schedule
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("optimizer.beta1=1", "optimizer.beta1 is 1.0: must be at least 0 and below 1"),
         ("data.fps=.inf", "data.fps is inf: must be finite, above 0, or null"),
@@ -83,57 +86,52 @@ from adamae.training.schedule import Schedule
         ("data.fps=8 data.sampling=segments", "data.fps does nothing with data.sampling=segments"),
     ],
 )
-def test_bad_values_are_one_sentence(override, says):
+def test_bad_values_are_one_sentence(override: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         parse(["data.shards=s", *override.split()])
-    assert says in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_overrides_stand_above_files_wherever_they_are(tmp_path):
+def test_overrides_stand_above_files_wherever_they_are(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("model:\n  size: small\nseed: 7\n")
     config = parse(["seed=2", "--config", str(file), "data.shards=s"])
     assert (config.model.size, config.seed) == ("small", 2)
     file.write_text("quux: {}\n")
-    with pytest.raises(
-        InputError, match=r"x.yaml: there is no key quux: `train.py --help` lists every key$"
-    ):
+    message = r"x.yaml: there is no key quux: `train.py --help` lists every key$"
+    with pytest.raises(InputError, match=message):
         parse(["--config", str(file)])
 
 
-def test_every_key_is_explained_by_the_text_below_its_field(capsys):
+def test_every_key_is_explained_by_the_text_below_its_field(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for action in adamae.training.config._parser()._actions:
         assert action.help, f"{action.dest} has no docstring below it"
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        text.index("One run")
-        < text.index("Where clips come from")
-        < text.index("Architecture and objective")
-    )
-    assert (
-        "seconds after which a rank that does not answer ends the run, and is named (type: float"
-        in text
-    )
-    assert text.count("Path to a configuration file") == 0, "of sections"
+    sections = ("One run", "Where clips come from", "Architecture and objective")
+    offsets = [text.index(section) for section in sections]
+    assert offsets == sorted(offsets)
+    timeout = "seconds after which a rank that does not answer ends the run, and is named"
+    assert f"{timeout} (type: float" in text
+    assert "Path to a configuration file" not in text, "a section is no file"
 
 
 @pytest.mark.parametrize(
     "name", ["own", "continue_small", "finetune_small", "few_clips", "k400_pretrain", "demo"]
 )
-def test_a_short_run_is_not_all_warm_up_and_learns(name):
-    schedule = Schedule(
-        parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"]),
-        clips_per_epoch=300,
-    )
+def test_a_short_run_is_not_all_warm_up_and_learns(name: str) -> None:
+    config = parse(["--config", f"configs/{name}.yaml", "data.shards=s", "steps=320"])
+    schedule = Schedule(config, clips_per_epoch=300)
     assert schedule.warmup_steps <= 32
     assert max(map(schedule.lr, range(320))) == schedule.peak_lr >= 1e-4
 
 
-def test_only_keys_that_change_results_count_as_different():
+def test_only_keys_that_change_results_count_as_different() -> None:
     config = parse(["data.shards=s"])
     earlier = yaml.safe_load(to_yaml(config))
     assert differences(dataclasses.replace(config, log_every=3, run="elsewhere"), earlier) == []
@@ -141,10 +139,12 @@ def test_only_keys_that_change_results_count_as_different():
     assert differences(dataclasses.replace(config, global_batch=64), earlier) == []
 
 
+# Options of each kind: text, a size, a number or null, a list.
 OVERRIDES = ["data.shards=s", "model.size=small", "data.fps=8", "model.image_size=[128,256]"]
 
 
 def print_config(*overrides: str) -> str:
+    """Return what `train.py --print_config` prints."""
     with pytest.raises(SystemExit) as ended, redirect_stdout(io.StringIO()) as printed:
         parse([*overrides, "--print_config"])
     assert ended.value.code == 0
@@ -152,25 +152,28 @@ def print_config(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("as_text", [to_yaml, lambda config: print_config(*OVERRIDES)])
-def test_a_printed_configuration_reads_back(as_text, tmp_path):
-    file, config = tmp_path / "config.yaml", parse(OVERRIDES)
+def test_a_printed_configuration_reads_back(
+    as_text: Callable[[TrainConfig], str], tmp_path: Path
+) -> None:
+    config = parse(OVERRIDES)
+    file = tmp_path / "config.yaml"
     file.write_text(as_text(config))
     assert parse(["--config", str(file)]) == config
 
 
-def test_frames_need_not_be_square():
+def test_frames_need_not_be_square() -> None:
     config = parse(["data.shards=s", "model.image_size=[128,256]"])
-    assert (config.model.image_size, config.model.frame_size, config.model.grid) == (
-        [128, 256],
-        (128, 256),
-        (8, 8, 16),
-    )
+    assert config.model.image_size == [128, 256]
+    assert config.model.frame_size == (128, 256)
+    assert config.model.grid == (8, 8, 16)
     assert parse(["data.shards=s", "model.image_size=[224,224]"]) == parse(["data.shards=s"])
 
 
-def test_the_file_of_defaults_is_generated():
-    printed, written = print_config(), Path("configs/defaults.yaml").read_text()
-    types = re.compile(r"\(type: .*, default: ")  # which Python 3.14 prints in another way
+def test_the_file_of_defaults_is_generated() -> None:
+    printed = print_config()
+    written = Path("configs/defaults.yaml").read_text()
+    # Python 3.14 prints types in another way.
+    types = re.compile(r"\(type: .*, default: ")
     assert types.sub("", printed) == types.sub("", written), (
         "run `python train.py --print_config > configs/defaults.yaml`"
     )

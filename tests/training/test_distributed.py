@@ -1,4 +1,4 @@
-"""What ranks say of each other when one is missing; others are in test_ranks.py."""
+"""Ranks of which one is missing, without processes; tests with processes are in test_ranks.py."""
 
 import threading
 
@@ -11,7 +11,7 @@ from adamae.training.distributed import Distributed
 
 
 class SilentStore(dist.HashStore):
-    """Behind a network that has been cut: a question is never answered."""
+    """A store behind a network that has been cut, which never answers."""
 
     def check(self, keys: list[str]) -> bool:
         threading.Event().wait()
@@ -26,9 +26,8 @@ def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(
     monkeypatch.setattr(distributed, "_store", SilentStore)
     monkeypatch.setattr(distributed, "PEER_TIMEOUT_S", 0.2)
     rank = Distributed("cpu")
-    rank._host_group = (
-        dist.GroupMember.NON_GROUP_MEMBER
-    )  # anything but None: there is a process group
+    # Anything but None says that there is a process group.
+    rank._host_group = dist.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(PeerLostError, match="the network between"):
         rank.__exit__(RuntimeError, RuntimeError("[gloo] Connection closed by peer"), None)
 

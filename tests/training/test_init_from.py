@@ -1,4 +1,4 @@
-"""Runs that begin with what others have learned: from weights, as a fork, in the shape of a checkpoint."""
+"""Runs that start from weights, as a fork of a run, or in the shape of a checkpoint."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ import torch
 from runs import is_same, load_weights, read_losses
 from torch import Tensor
 
+from adamae.common.arithmetic import round_up
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
@@ -22,12 +23,14 @@ from adamae.training.load_config import load_config
 
 
 def run(*arguments: str) -> TrainConfig:
+    """Train by a command line; return its configuration."""
     config = load_config(list(arguments))
     train(config)
     return config
 
 
 def fork(source: Path, folder: Path, *overrides: str) -> TrainConfig:
+    """Continue a run, with its optimizer, in another folder."""
     return run(f"init_from={source}", "init_keep=optimizer", f"run={folder}", *overrides)
 
 
@@ -39,12 +42,14 @@ def take_back(run: Path, step: int) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def source(tiny_run, tmp_path) -> Path:
-    """A run that may be removed."""
+def source(tiny_run: Path, tmp_path: Path) -> Path:
+    """Copy a run that may be changed or removed."""
     return Path(shutil.copytree(tiny_run, tmp_path / "source"))
 
 
-def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it(source, tmp_path):
+def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it(
+    source: Path, tmp_path: Path
+) -> None:
     fork(source / "checkpoints/step-00000003", tmp_path / "run", "checkpoint_every=2")
     assert list(read_losses(tmp_path / "run")) == [4, 5, 6]
     whole = load_weights(source)
@@ -54,7 +59,7 @@ def test_a_fork_with_the_same_settings_ends_as_its_source_and_resumes_without_it
     assert is_same(load_weights(tmp_path / "run"), whole)
 
 
-def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
+def test_a_fork_may_be_longer_and_have_other_settings(tiny_run: Path, tmp_path: Path) -> None:
     fork(tiny_run, tmp_path / "run", "steps=9", "optimizer.weight_decay=0.5")
     assert list(read_losses(tmp_path / "run")) == [7, 8, 9]
     state = torch.load(tmp_path / "run/checkpoints/step-00000009/optimizer.pt", weights_only=True)
@@ -63,7 +68,7 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             "init_from={folder}/w.safetensors",
@@ -71,7 +76,8 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
         ),
         (
             "init_from={source} batch_size=2",
-            "was trained with 4 clips per step, and this command gives 2: set global_batch=4.*with its weights alone",
+            "was trained with 4 clips per step, and this command gives 2: set global_batch=4"
+            ".*with its weights alone",
         ),
         (
             "init_from={source} model.decoder_depth=1",
@@ -80,23 +86,24 @@ def test_a_fork_may_be_longer_and_have_other_settings(tiny_run, tmp_path):
         ("", "init_keep=optimizer continues another run: set init_from"),
     ],
 )
-def test_what_cannot_be_forked_is_one_sentence(source, arguments, tmp_path, overrides, said):
+def test_what_cannot_be_forked_is_one_sentence(
+    source: Path, arguments: list[str], tmp_path: Path, overrides: str, message: str
+) -> None:
     shutil.copy(source / "checkpoints/step-00000006/model.safetensors", tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match=said) as raised:
-        run(
-            *arguments,
-            "init_keep=optimizer",
-            *overrides.format(source=source, folder=tmp_path).split(),
-        )
+    changes = overrides.format(source=source, folder=tmp_path).split()
+    with pytest.raises(InputError, match=message) as raised:
+        run(*arguments, "init_keep=optimizer", *changes)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
-    source, arguments, tmp_path, monkeypatch
-):
-    """Whether a run is new is known when its remote copy is here, and not before. Its clips are not square, as its
-    source's are."""
+    source: Path, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node knows whether a run is new only when it has downloaded it.
+
+    The clips of the run are not square, unlike those of its source.
+    """
     bucket = tmp_path / "bucket/run"
     arguments = [
         *arguments,
@@ -104,8 +111,9 @@ def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
         f"init_from={source}",
         "steps=8",
         "checkpoint_every=1",
+        "model.image_size=[16,48]",
+        "data.crop=random_resized",
     ]
-    arguments += ["model.image_size=[16,48]", "data.crop=random_resized"]
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
     run(*arguments)
     whole = take_back(bucket, 8)
@@ -116,8 +124,10 @@ def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
     assert is_same(load_weights(bucket, 8), whole)
 
 
-def test_pretraining_starts_from_weights(tiny_run, arguments, tmp_path, capsys):
-    """Its first loss is the source's next one, of other clips; not that of fresh weights."""
+def test_pretraining_starts_from_weights(
+    tiny_run: Path, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first loss is near the source's last one, although its clips are others."""
     run(*arguments, f"init_from={tiny_run}", "steps=1", "seed=1")
     assert f"weights of {tiny_run}: tokenizer, encoder's blocks" in capsys.readouterr().err
     before = read_losses(tiny_run)
@@ -125,85 +135,69 @@ def test_pretraining_starts_from_weights(tiny_run, arguments, tmp_path, capsys):
 
 
 def labeled(arguments: list[str], checkpoint: Path, *overrides: str) -> list[str]:
-    """A probe, of which nothing says what its model is like."""
-    given = [argument for argument in arguments if not argument.startswith("model.")]
-    return [*given, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
+    """Return the command line of a probe, without any option of the model."""
+    others = [argument for argument in arguments if not argument.startswith("model.")]
+    return [*others, "task=linear_probe", f"init_from={checkpoint}", "steps=1", *overrides]
 
 
 def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(
-    source, arguments, tmp_path
-):
-    given = labeled(arguments, source, "steps=3", "checkpoint_every=2")
-    config = run(*given)
+    source: Path, arguments: list[str], tmp_path: Path
+) -> None:
+    arguments = labeled(arguments, source, "steps=3", "checkpoint_every=2")
+    config = run(*arguments)
     assert config.model.dimensions == ModelConfig(size="tiny").dimensions
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (4, 32, 8)
     assert run_config(tmp_path / "run")["model"]["image_size"] == 32
     whole = take_back(tmp_path / "run", 3)
     shutil.rmtree(source)
-    assert run(*given).model == config.model
+    assert run(*arguments).model == config.model
     assert is_same(load_weights(tmp_path / "run", 3), whole)
 
 
-def test_only_what_was_asked_for_and_differs_is_an_error(tiny_run, arguments, tmp_path):
+def test_only_what_was_asked_for_and_differs_is_an_error(
+    tiny_run: Path, arguments: list[str], tmp_path: Path
+) -> None:
     config = load_config(labeled(arguments, tiny_run, "model.image_size=48", "model.num_frames=8"))
     assert (config.model.num_frames, config.model.image_size, config.model.patch_size) == (8, 48, 8)
-    with pytest.raises(
-        InputError, match=r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"
-    ):
+    message = r"encoder_width 96 instead of 384.*patch_size 8 instead of 16"
+    with pytest.raises(InputError, match=message):
         run(*labeled(arguments, tiny_run, "model.size=small", "model.patch_size=16"))
     assert not (tmp_path / "run").exists()
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model:\n  size: small\n  image_size: 64\n")
     config = load_config(["--config", str(recipe), *labeled(arguments, tiny_run)])
-    assert (config.model.dimensions, config.model.image_size) == (
-        ModelConfig(size="tiny").dimensions,
-        32,
-    )
+    assert config.model.dimensions == ModelConfig(size="tiny").dimensions
+    assert config.model.image_size == 32
 
 
-def test_published_weights_give_what_they_know(arguments, tmp_path):
+def test_published_weights_give_what_they_know(arguments: list[str], tmp_path: Path) -> None:
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
-    torch.save(
-        {"model": to_external(AdaMAE(shape).state_dict(), "adamae")}, tmp_path / "published.pth"
-    )
+    weights = to_external(AdaMAE(shape).state_dict(), "adamae")
+    torch.save({"model": weights}, tmp_path / "published.pth")
     config = load_config(labeled(arguments, tmp_path / "published.pth"))
     assert (config.model.patch_size, config.model.grid) == (8, (8, 4, 4))
     assert config.model.dimensions[:3] == shape.dimensions[:3]
 
 
-def test_an_average_goes_on_in_a_fork(tiny_run, arguments, tmp_path):
+def test_an_average_goes_on_in_a_fork(tiny_run: Path, arguments: list[str], tmp_path: Path) -> None:
     run(*labeled(arguments, tiny_run, "finetune.ema_decay=0.5", "checkpoint_every=1", "steps=2"))
     fork(tmp_path / "run/checkpoints/step-00000001", tmp_path / "fork")
     for name in ("model", "average"):
-        assert is_same(
-            load_weights(tmp_path / "run", 2, name), load_weights(tmp_path / "fork", 2, name)
-        )
+        weights = load_weights(tmp_path / "run", 2, name)
+        assert is_same(load_weights(tmp_path / "fork", 2, name), weights)
 
 
 def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(
-    tiny_run: Path, capsys
+    tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = f"init_from={tiny_run}"
-    config = load_config(
-        [
-            "data.shards=s",
-            start,
-            "model.patch_size=16",
-            "model.image_size=64",
-            "model.mask_ratio=0.5",
-        ]
-    )
+    """Options of the command line stay; all others, also those of the clip, are the source's."""
+    options = ["model.patch_size=16", "model.image_size=64", "model.mask_ratio=0.5"]
+    config = load_config(["data.shards=s", f"init_from={tiny_run}", *options])
     source = config_of_run(tiny_run)
-    assert (config.model.dimensions, config.model.tubelet_size) == (
-        source.dimensions,
-        source.tubelet_size,
-    )
-    assert (config.model.patch_size, config.model.image_size) == (16, 64), (
-        "what the command line says stays"
-    )
-    assert config.model.num_frames == source.num_frames, (
-        "and what it does not say is the source's, clips too"
-    )
+    assert config.model.dimensions == source.dimensions
+    assert config.model.tubelet_size == source.tubelet_size
+    assert config.model.num_frames == source.num_frames
+    assert (config.model.patch_size, config.model.image_size) == (16, 64)
     assert f"from checkpoint {tiny_run}: size tiny" in capsys.readouterr().err
 
 
@@ -211,7 +205,7 @@ def test_pretraining_takes_the_shape_of_the_encoder_that_it_starts_from(
 def test_the_shape_of_a_model_is_learned_without_its_numbers(
     name: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    """All of them are NaN, and the file of safetensors is 64 GiB, nearly all of which is a hole."""
+    """All numbers are NaN, and the file of safetensors has 64 GiB, most of it a hole."""
     shape = ModelConfig(size="tiny", num_frames=16, image_size=32, patch_size=8)
     weights = to_external(AdaMAE(shape).state_dict(), "adamae")
     path = tmp_path / name
@@ -224,7 +218,7 @@ def test_the_shape_of_a_model_is_learned_without_its_numbers(
 
 
 def add_hole(file: Path) -> None:
-    """Add a tensor of 64 GiB that takes no room on the disk."""
+    """Add a tensor of 64 GiB to a safetensors file, as a hole that takes no space on the disk."""
     contents = file.read_bytes()
     end = 8 + int.from_bytes(contents[:8], "little")
     header = json.loads(contents[8:end])
@@ -235,7 +229,8 @@ def add_hole(file: Path) -> None:
         "data_offsets": [start, start + 2**36],
     }
     text = json.dumps(header).encode()
-    text = text.ljust(len(text) + -len(text) % 8)
+    # The format pads the header to a multiple of 8 bytes.
+    text = text.ljust(round_up(len(text), 8))
     with file.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text + contents[end:])
         opened.truncate(8 + len(text) + start + 2**36)

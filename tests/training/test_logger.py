@@ -1,4 +1,4 @@
-"""What a run logs: means over steps, after a kill, on a full disk, and to Weights & Biases."""
+"""The log of a run: means over steps, after a kill, on a full disk, and in Weights & Biases."""
 
 import errno
 import os
@@ -45,37 +45,38 @@ def test_rows_hold_the_means_since_the_row_before(tmp_path: Path) -> None:
     assert rows[2]["evaluation/rankme"] == 7
     assert rows[0]["lr"] == 0.1
     assert [row["pipeline/clips"] for row in rows[:2]] == [40, 40]
-    assert rows[0]["data_wait_fraction"] > 0 == rows[1]["data_wait_fraction"], (
-        "since the row before"
-    )
+    # The loader's counter has not grown since the row before.
+    assert rows[0]["data_wait_fraction"] > 0
+    assert rows[1]["data_wait_fraction"] == 0
     events = b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
     for name in (b"train/loss", b"evaluation/rankme", b"pipeline/clips", b"log_every: 2"):
         assert name in events
 
 
-def test_an_evaluation_is_said_in_words(tmp_path, capsys) -> None:
+def test_an_evaluation_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with make_logger(tmp_path) as logger:
         logger.write_evaluation(3, {"reconstruction_loss": 0.9, "num_videos": 63})
     assert "step 3: held-out loss 0.900, 63 videos\n" in capsys.readouterr().err
 
 
 def test_of_several_ranks_the_one_whose_data_is_late_is_named_once(
-    tmp_path, monkeypatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make_logger(tmp_path) as logger:
-        means = {SKIPPED: 0.0}
-        ranks = [({"loss": 3.0, **means}, 0.01, "one"), ({"loss": 6.0, **means}, 0.3, "two")]
-        monkeypatch.setattr(
-            logger.dist, "gather", lambda own: [*ranks, ({"loss": 3.0, **means}, 0.02, "three")]
-        )
+        # The means, the fraction of the time spent waiting and the host of each rank.
+        ranks = [
+            ({"loss": 3.0, SKIPPED: 0.0}, 0.01, "one"),
+            ({"loss": 6.0, SKIPPED: 0.0}, 0.3, "two"),
+            ({"loss": 3.0, SKIPPED: 0.0}, 0.02, "three"),
+        ]
+        monkeypatch.setattr(logger.dist, "gather", lambda own: ranks)
         for step in range(1, 17):
             logger.step(step, scalars(1.0))
-            assert ("slows down" in capsys.readouterr().err) == (step == 12), (
-                "loading and compiling"
-            )
-    assert {row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")} == {4.0}, (
-        "the mean of all ranks"
-    )
+            # Not in the first ten steps, in which ranks load and compile.
+            is_named = "slows down" in capsys.readouterr().err
+            assert is_named == (step == 12)
+    # The mean over ranks.
+    assert {row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")} == {4.0}
 
 
 def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:
@@ -99,9 +100,8 @@ def test_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, foreign: byt
     assert file.read_bytes() == b'{"step": 1, "loss": NaN}\n{"step": 2}\n'
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # of TensorBoard's writer
+# TensorBoard's writer raises in a thread of its own.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run() -> None:
         with make_logger(tmp_path, "log_every=1") as logger:
@@ -115,9 +115,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixtur
             run_command(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    said = capfd.readouterr().err
     assert ended.value.code == 74
-    assert said.splitlines()[-1] == f"error: cannot use {tmp_path}: {os.strerror(errno.EFBIG)}"
+    last_line = capfd.readouterr().err.splitlines()[-1]
+    assert last_line == f"error: cannot use {tmp_path}: {os.strerror(errno.EFBIG)}"
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +126,5 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         logger.write_scalars(1, {"loss": 0.5})
     wandb.tensorboard.unpatch()
     (file,) = tmp_path.rglob("*.wandb")
-    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60), (
-        "wandb's service writes when it has the time"
-    )
+    # The service of wandb is a process of its own, which writes when it has the time.
+    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60)

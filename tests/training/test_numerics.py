@@ -1,4 +1,4 @@
-"""Runs whose every bit is alike however often they were stopped."""
+"""Deterministic runs: the same bits however often they were stopped."""
 
 import os
 import shutil
@@ -40,25 +40,22 @@ def test_torch_is_deterministic_in_the_block_and_as_before_behind_it(
 def test_the_fingerprint_tells_apart_what_decides_about_the_last_bits() -> None:
     ranks = Distributed("cpu")
     assert determinism_fingerprint(config(), ranks) == ""
-    keys = ("compile=true", "batch_size=2", "model.activation_checkpointing=true")
-    ways = {
-        determinism_fingerprint(config("deterministic=true", key), ranks)
-        for key in (*keys, "seed=0")
-    }
-    assert len(ways) == 1 + len(keys)
+    fingerprints = set()
+    for change in ("compile=true", "batch_size=2", "model.activation_checkpointing=true", "seed=0"):
+        fingerprints.add(determinism_fingerprint(config("deterministic=true", change), ranks))
+    assert len(fingerprints) == 4
 
 
 def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    arguments, run = [*arguments, "deterministic=true"], tmp_path / "run"
+    arguments = [*arguments, "deterministic=true"]
+    run = tmp_path / "run"
     train(parse(arguments))
     whole = load_weights(run)
     shutil.rmtree(run / "checkpoints/step-00000006")
-    with pytest.raises(
-        InputError,
-        match=r"is deterministic and was computed on .*compile False.* on .*compile True",
-    ):
+    message = r"is deterministic and was computed on .*compile False.* on .*compile True"
+    with pytest.raises(InputError, match=message):
         train(parse([*arguments, "compile=true"]))
     with pytest.raises(InputError, match="deterministic: True -> False"):
         train(parse([*arguments, "deterministic=false"]))
@@ -70,7 +67,7 @@ def test_a_deterministic_run_resumes_bit_by_bit_and_only_as_it_began(
 def run_on_gpu(
     tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path
 ) -> tuple[list[object], Path]:
-    """Train deterministically to the end; return the command, but for the run directory, and the run."""
+    """Train deterministically to the end; return the command without run=, and the run."""
     run = tmp_path_factory.mktemp("gpu") / "run"
     settings = [
         "device=cuda",
@@ -90,9 +87,11 @@ def run_on_gpu(
 def test_ended_on_a_gpu_and_started_again_a_run_has_the_same_bits(
     number: signal.Signals, run_on_gpu: tuple[list[object], Path], tmp_path: Path
 ) -> None:
-    (command, whole), run = run_on_gpu, tmp_path / "run"
-    process = forked.start([*command, f"run={run}"], tmp_path / "log", tmp_path / "log")
-    assert wait_for(lambda: len(read_rows(run)) >= 20, 240), (tmp_path / "log").read_text()
+    command, whole = run_on_gpu
+    run = tmp_path / "run"
+    log = tmp_path / "log"
+    process = forked.start([*command, f"run={run}"], log, log)
+    assert wait_for(lambda: len(read_rows(run)) >= 20, 240), log.read_text()
     os.kill(process.pid or 0, number)
     forked.wait(process, 60)
     assert not (run / "checkpoints/step-00000060").exists(), "too late to prove anything"

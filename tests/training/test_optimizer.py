@@ -1,3 +1,5 @@
+"""The schedule, the parameter groups, and updates that clip or skip."""
+
 import pytest
 import torch
 
@@ -10,10 +12,16 @@ from adamae.training.schedule import Schedule
 
 
 def tiny_model() -> AdaMAE:
-    blocks = {"encoder_depth": 1, "decoder_depth": 1}
-    return AdaMAE(
-        ModelConfig("tiny", num_frames=4, image_size=16, patch_size=8, mask_ratio=0.5, **blocks)
+    config = ModelConfig(
+        "tiny",
+        num_frames=4,
+        image_size=16,
+        patch_size=8,
+        mask_ratio=0.5,
+        encoder_depth=1,
+        decoder_depth=1,
     )
+    return AdaMAE(config)
 
 
 def make(model: AdaMAE) -> torch.optim.Optimizer:
@@ -21,7 +29,7 @@ def make(model: AdaMAE) -> torch.optim.Optimizer:
     return make_optimizer(parameter_groups(model, config.weight_decay), config)
 
 
-def test_schedule_warms_up_linearly_then_follows_half_a_cosine():
+def test_schedule_warms_up_linearly_then_follows_half_a_cosine() -> None:
     optimizer = OptimizerConfig(base_lr=1e-3, min_lr=1e-5, warmup_lr=1e-6, warmup_ratio=1 / 11)
     config = TrainConfig(DataConfig(shards="s"), optimizer=optimizer, global_batch=512, steps=110)
     schedule = Schedule(config, clips_per_epoch=5 * 512)
@@ -34,26 +42,27 @@ def test_schedule_warms_up_linearly_then_follows_half_a_cosine():
     assert schedule.lr(500) == pytest.approx(2e-5)
 
 
-def test_epochs_count_videos_at_any_number_of_ranks():
+def test_epochs_count_videos_at_any_number_of_ranks() -> None:
     config = TrainConfig(DataConfig(shards="s"), epochs=3.0, batch_size=4)
     assert Schedule(config, 16).total_steps == 12
     assert Schedule(config, 16, world_size=2).total_steps == 6
 
 
-def test_biases_norms_positions_and_mask_token_do_not_decay():
+def test_biases_norms_positions_and_mask_token_do_not_decay() -> None:
     model = tiny_model()
     optimizer = make(model)
-    decay = {
-        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
-    }
-    assert len(decay) == len(list(model.parameters()))
+    decay_of = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            decay_of[parameter] = group["weight_decay"]
+    assert len(decay_of) == len(list(model.parameters()))
     for name, parameter in model.named_parameters():
-        free = name.endswith(("bias", "positions", "mask_token")) or "norm" in name
-        assert decay[id(parameter)] == (0 if free else 0.05), name
+        is_free = name.endswith(("bias", "positions", "mask_token")) or "norm" in name
+        assert decay_of[parameter] == (0 if is_free else 0.05), name
 
 
 @pytest.mark.parametrize("clip_grad_norm", [None, 1.0])
-def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm):
+def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm: float | None) -> None:
     model = tiny_model()
     optimizer = make(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -68,7 +77,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(clip_grad_norm):
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
-def test_clipping_scales_the_gradient_to_the_norm_asked_for():
+def test_clipping_scales_the_gradient_to_the_norm_asked_for() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.AdamW([parameter], betas=(0.0, 0.0), fused=True)
     parameter.grad = torch.full((4,), 3.0)

@@ -1,3 +1,5 @@
+"""The profile of a few steps of a run."""
+
 import gzip
 import json
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -25,25 +25,26 @@ from adamae.training.run_dir import RunDir
 
 URL = "memory://bucket/runs/x"
 CONFIG = TrainConfig(data=DataConfig(shards="there"), run=URL, keep_checkpoints=2)
-STORE = MemoryFileSystem.store  # what every client in this process sees; in the order of writing
-PLACE = "/bucket/runs/x"
+# Every client in this process sees these files, which are in the order in which they were written.
+STORE = MemoryFileSystem.store
+PREFIX = "/bucket/runs/x"
 
 
 @pytest.fixture(autouse=True)
-def empty_storage(monkeypatch) -> Iterator[None]:
+def empty_storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(storage, "PAUSE_S", 0)
     yield
     STORE.clear()
 
 
-def failing(error: Exception):
-    """What every write in the block raises."""
+def failing(error: Exception) -> AbstractContextManager[object]:
+    """Make every write in the block raise an error."""
     return patch.object(MemoryFileSystem, "_open", side_effect=error)
 
 
 @pytest.fixture
-def node(tmp_path, monkeypatch):
-    """Moves to a node of that name, with a disk of its own."""
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that moves to a node of a name, which has a disk of its own."""
 
     def move(name: str) -> None:
         monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / name)
@@ -53,14 +54,14 @@ def node(tmp_path, monkeypatch):
 
 
 class Trained:
-    """A small model, and what train.py does with it in a run directory."""
+    """A small model that is trained, saved and loaded in a run directory, as by train.py."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(2, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
 
     def train(self, *steps: int, config: TrainConfig = CONFIG) -> int:
-        """Returns the step that was resumed from."""
+        """Resume the run, and take these steps; return the step that it resumed from."""
         with RunDir(config, Distributed("cpu")) as run:
             step = self.load(run)
             self.steps(run, *steps)
@@ -70,6 +71,7 @@ class Trained:
         return run.load({"model": self.model}, self.optimizer, TrainState(0, 2, "these")).step
 
     def steps(self, run: RunDir, *steps: int) -> None:
+        """Log, change the weights, and save a checkpoint at each step."""
         for step in steps:
             with run.metrics.open("a") as log:
                 print(json.dumps({"step": step}), file=log)
@@ -77,14 +79,23 @@ class Trained:
             run.save(TrainState(step, 2, "these"), {"model": self.model}, self.optimizer, {})
 
 
-trained = pytest.fixture(lambda: Trained(), name="trained")
+@pytest.fixture
+def trained() -> Trained:
+    return Trained()
 
 
-def there() -> list[str]:
-    return [name.removeprefix(f"{PLACE}/") for name in STORE]
+def list_stored() -> list[str]:
+    """List the stored files of the run, in the order in which they were written."""
+    return [name.removeprefix(f"{PREFIX}/") for name in STORE]
 
 
-def test_another_node_resumes_from_what_was_uploaded(node, trained):
+def list_stored_checkpoints() -> set[str]:
+    return {name.split("/")[1] for name in list_stored() if "step-" in name}
+
+
+def test_another_node_resumes_from_what_was_uploaded(
+    node: Callable[[str], None], trained: Trained
+) -> None:
     assert trained.train(1, 2) == 0
     weight = trained.model.weight.clone()
     node("two")
@@ -96,53 +107,53 @@ def test_another_node_resumes_from_what_was_uploaded(node, trained):
     assert (staging(URL) / "config.yaml").exists()
 
 
-def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(node, trained):
+def test_a_checkpoint_counts_with_its_last_file_and_old_ones_go(
+    node: Callable[[str], None], trained: Trained
+) -> None:
     trained.train(1, 2, 3)
-    assert {name.split("/")[1] for name in there() if "step-" in name} == {
-        "step-00000002",
-        "step-00000003",
-    }
-    of_three = [name.split("/")[2] for name in there() if "step-00000003" in name]
-    assert sorted(of_three[:2]) == ["model.safetensors", "optimizer.pt"]
-    assert of_three[2:] == ["train_state.json"]
+    assert list_stored_checkpoints() == {"step-00000002", "step-00000003"}
+    files = [name.split("/")[2] for name in list_stored() if "step-00000003" in name]
+    assert sorted(files[:2]) == ["model.safetensors", "optimizer.pt"]
+    assert files[2:] == ["train_state.json"]
 
 
-def test_a_torn_checkpoint_is_skipped_and_a_damaged_one_named(node, trained):
+def test_a_torn_checkpoint_is_skipped_and_a_damaged_one_named(
+    node: Callable[[str], None], trained: Trained
+) -> None:
     trained.train(1, 2)
-    del STORE[f"{PLACE}/checkpoints/step-00000002/train_state.json"]
+    del STORE[f"{PREFIX}/checkpoints/step-00000002/train_state.json"]
     node("two")
     assert trained.train(2) == 1
-    STORE[f"{PLACE}/checkpoints/step-00000002/model.safetensors"].truncate(10)
+    STORE[f"{PREFIX}/checkpoints/step-00000002/model.safetensors"].truncate(10)
     node("three")
-    with pytest.raises(
-        InputError, match=r"step-00000002 cannot be loaded \(model.safetensors has changed"
-    ):
+    message = r"step-00000002 cannot be loaded \(model.safetensors has changed"
+    with pytest.raises(InputError, match=message):
         trained.train()
 
 
-def test_the_job_that_was_started_last_owns_the_run_and_the_one_before_ends(node, trained):
-    """The first one may have been left for dead; neither waits for a clock."""
+def test_the_job_that_was_started_last_owns_the_run_and_the_one_before_ends(
+    node: Callable[[str], None], trained: Trained
+) -> None:
+    """The first one may run on a node that was thought lost; neither waits for a clock."""
     first = RunDir(CONFIG, Distributed("cpu")).__enter__()
     trained.load(first)
     node("two")
     trained.steps(first, 1)
     first.writer.wait()
+    # A job that fails before it trains does not take the run over.
     with pytest.raises(InputError, match="was made with another configuration"):
-        trained.train(config=replace(CONFIG, seed=1))  # which takes nothing over
+        trained.train(config=replace(CONFIG, seed=1))
     assert trained.train(2) == 1
     trained.steps(first, 3)
-    with pytest.raises(
-        TakenOverError,
-        match=f"{URL} was taken over by a job that was started later, on .*: it contin",
-    ):
+    message = f"{URL} was taken over by a job that was started later, on .*: it continues"
+    with pytest.raises(TakenOverError, match=message):
         first.__exit__(None, None, None)
-    assert {name.split("/")[1] for name in there() if "step-" in name} == {
-        "step-00000001",
-        "step-00000002",
-    }
+    assert list_stored_checkpoints() == {"step-00000001", "step-00000002"}
 
 
-def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node, trained):
+def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(
+    node: Callable[[str], None], trained: Trained
+) -> None:
     with (
         failing(PermissionError("Access Denied")),
         pytest.raises(InputError, match=f"{URL}/owner cannot be written to: no permission"),
@@ -153,8 +164,8 @@ def test_storage_that_cannot_be_used_is_one_sentence_before_the_first_step(node,
 
 
 def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothing(
-    node, trained, capsys
-):
+    node: Callable[[str], None], trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     states = [f"checkpoints/step-0000000{step}/train_state.json" for step in (1, 2, 3)]
     run = RunDir(CONFIG, Distributed("cpu")).__enter__()
     trained.load(run)
@@ -162,16 +173,20 @@ def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothin
         with nullcontext() if step == 2 else failing(OSError("503 slow down")):
             trained.steps(run, step)
             run.writer.wait()
-        said = f"{run.path} keeps everything, and the next checkpoint tries again"
-        assert (said in capsys.readouterr().err) == (step != 2)
-    assert [state in there() for state in states] == [True, True, False]
+        note = f"{run.path} keeps everything, and the next checkpoint tries again"
+        assert (note in capsys.readouterr().err) == (step != 2)
+    # The upload of the second step has brought the first one along.
+    assert [state in list_stored() for state in states] == [True, True, False]
     with failing(OSError("503 slow down")), pytest.raises(InputError, match="503 slow down"):
         run.__exit__(None, None, None)
-    assert trained.train() == 3  # from this node's folder, and uploads it
-    assert states[2] in there()
+    # It resumes from the folder on this node, and uploads that.
+    assert trained.train() == 3
+    assert states[2] in list_stored()
 
 
-def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(node, trained):
+def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(
+    node: Callable[[str], None], trained: Trained
+) -> None:
     trained.train(1)
     STORE.clear()
     with pytest.raises(InputError, match=f" keeps another run than {URL} holds: remove it"):
@@ -180,7 +195,9 @@ def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(node,
     assert trained.train() == 0
 
 
-def test_nodes_without_the_main_rank_fetch_the_newest(node, trained, monkeypatch):
+def test_nodes_without_the_main_rank_fetch_the_newest(
+    node: Callable[[str], None], trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained.train(1)
     node("two")
     second = Distributed("cpu")
@@ -189,7 +206,7 @@ def test_nodes_without_the_main_rank_fetch_the_newest(node, trained, monkeypatch
         assert [path.name for path in list_checkpoints(run.checkpoints)] == ["step-00000001"]
 
 
-def test_commands_read_a_run_by_its_url(node, trained):
+def test_commands_read_a_run_by_its_url(node: Callable[[str], None], trained: Trained) -> None:
     assert fetch_config(URL) is None
     trained.train(1)
     node("two")
@@ -198,7 +215,7 @@ def test_commands_read_a_run_by_its_url(node, trained):
     weight = load_file(copy / "checkpoints/step-00000001/model.safetensors")["weight"]
     assert torch.equal(weight, trained.model.weight)
     assert copy != staging(URL)
-    STORE[f"{PLACE}/config.yaml"].write(b"another")
+    STORE[f"{PREFIX}/config.yaml"].write(b"another")
     assert local_run(URL) == copy
     assert (copy / "config.yaml").read_bytes().endswith(b"another")
     assert local_run("runs/x") == Path("runs/x")

@@ -16,22 +16,25 @@ SHORT = ("model.num_frames=2", "data.frame_stride=1")
 
 
 @pytest.fixture
-def shards(tmp_path):
+def shards(tmp_path: Path) -> Path:
+    """Write shards of four videos with 3, 6, 20 and 30 frames, 8 per second."""
     videos = [(f"v{length}", encode(length)) for length in (3, 6, 20, 30)]
     return write_shards(tmp_path / "shards", videos, classes=2)
 
 
 def warn(shards: Path, *overrides: str) -> list[str]:
+    """Return the warnings of a run on shards."""
     config = parse([f"data.shards={shards}", "model.size=tiny", *overrides])
     return startup_warnings(config, ShardDataset.open(shards), CPU)
 
 
-def test_videos_shorter_than_a_clip_are_counted(shards):
-    (said,) = warn(shards, *LONG)
-    assert said.startswith(
+def test_videos_shorter_than_a_clip_are_counted(shards: Path) -> None:
+    (warning,) = warn(shards, *LONG)
+    assert warning.startswith(
         "WARNING: 2 of 4 videos are shorter than a clip (the shortest has 3 of 15 frames)"
     )
-    assert "of 8 frames): frames are repeated" in warn(shards, *LONG, "data.sampling=segments")[0]
+    (warning,) = warn(shards, *LONG, "data.sampling=segments")
+    assert "of 8 frames): frames are repeated" in warning
     assert warn(shards, *LONG, "model.num_frames=2") == []
 
 
@@ -40,25 +43,23 @@ def test_videos_shorter_than_a_clip_are_counted(shards):
     [
         ((30, 30, 60), 1, 8, "set data.frame_stride=4 or lower model.num_frames"),
         ((30, 30, 60), 2, 16, "set data.frame_stride=8 or lower"),
-        ((13, 14, 60), 4, 8, "set data.frame_stride=4 or lower"),  # 6 is no multiple
+        # A stride of 6 would fit, but is no multiple of the stored one.
+        ((13, 14, 60), 4, 8, "set data.frame_stride=4 or lower"),
         ((7, 14, 60), 4, 4, "their last frame is repeated; lower model.num_frames"),
-        (
-            (3, *[60] * 30),
-            1,
-            8,
-            "their last frame is repeated; lower model.num_frames",
-        ),  # one decides nothing
+        # One short video of 31 does not decide about the stride.
+        ((3, *[60] * 30), 1, 8, "their last frame is repeated; lower model.num_frames"),
     ],
 )
-def test_a_stride_is_advised_that_works(tmp_path, lengths, stored_stride, frame_stride, advice):
+def test_a_stride_is_advised_that_works(
+    tmp_path: Path, lengths: tuple[int, ...], stored_stride: int, frame_stride: int, advice: str
+) -> None:
     videos = [(f"v{number}", encode(length)) for number, length in enumerate(lengths)]
     shards = write_shards(tmp_path / "shards", videos, frame_stride=[stored_stride] * len(videos))
-    (said,) = warn(shards, "model.num_frames=8", f"data.frame_stride={frame_stride}")
-    assert advice in said
+    (warning,) = warn(shards, "model.num_frames=8", f"data.frame_stride={frame_stride}")
+    assert advice in warning
 
 
-def test_videos_of_fewer_frames_a_second_are_counted(shards):
-    """Videos of 8 a second."""
+def test_videos_of_fewer_frames_a_second_are_counted(shards: Path) -> None:
     slow, short = warn(shards, "model.num_frames=8", "data.fps=12")
     assert slow.startswith(
         "WARNING: 4 of 4 videos have fewer than 12 frames per second (the slowest has 8)"
@@ -66,23 +67,24 @@ def test_videos_of_fewer_frames_a_second_are_counted(shards):
     assert short.startswith(
         "WARNING: 1 of 4 videos are shorter than a clip (the shortest has 3 of 6 frames)"
     )
-    (short,) = warn(shards, "model.num_frames=8", "data.fps=8.05")  # no frame is repeated
+    # A rate so near to the videos' repeats no frame.
+    (short,) = warn(shards, "model.num_frames=8", "data.fps=8.05")
     assert short.endswith("raise data.fps or lower model.num_frames")
     assert "3 of 15 frames" in warn(shards, "model.num_frames=8", "data.fps=4")[0]
 
 
-def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
-    said = warn(shards, *SHORT, "task=finetune", f"evaluation.shards={shards}")[0]
-    assert said.startswith("WARNING: 4 of 4 videos of evaluation.shards are also trained on")
+def test_validation_on_what_is_learnt_from_is_counted(shards: Path, tmp_path: Path) -> None:
+    warning = warn(shards, *SHORT, "task=finetune", f"evaluation.shards={shards}")[0]
+    assert warning.startswith("WARNING: 4 of 4 videos of evaluation.shards are also trained on")
     dataset = ShardDataset.open(shards)
     same = dataset.read_video([sample.key for sample in dataset.samples].index("v20"))
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
-    said = warn(shards, *SHORT, f"evaluation.shards={other}")[0]
-    assert "1 of 2 videos" in said, "the same bytes under another name"
+    # One video of the others has the same bytes under another name.
+    assert "1 of 2 videos" in warn(shards, *SHORT, f"evaluation.shards={other}")[0]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "num_videos", "device", "said"),
+    ("overrides", "num_videos", "device", "sentences"),
     [
         ("model.size=tiny", 50, "cpu", []),
         ("model.size=small", 3_000, "cuda", []),
@@ -110,17 +112,17 @@ def test_validation_on_what_is_learnt_from_is_counted(shards, tmp_path):
     ],
 )
 def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(
-    overrides, num_videos, device, said
-):
+    overrides: str, num_videos: int, device: str, sentences: list[str]
+) -> None:
     config = parse(["data.shards=s", *overrides.split()])
-    found = warn_of_scale(config, num_videos, torch.device(device))
-    assert [sentence in line for sentence, line in zip(said, found, strict=True)] == [True] * len(
-        said
-    )
+    warnings = warn_of_scale(config, num_videos, torch.device(device))
+    assert len(warnings) == len(sentences)
+    for sentence, warning in zip(sentences, warnings, strict=True):
+        assert sentence in warning
 
 
-def test_classes_without_a_video_to_learn_from_are_named(shards, tmp_path):
+def test_classes_without_a_video_to_learn_from_are_named(shards: Path, tmp_path: Path) -> None:
     few = write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2)
-    (said,) = warn(few, *SHORT, "task=finetune", f"evaluation.shards={shards}")
-    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in said
+    (warning,) = warn(few, *SHORT, "task=finetune", f"evaluation.shards={shards}")
+    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in warning
     assert warn(few, *SHORT, f"evaluation.shards={shards}") == []

@@ -1,4 +1,4 @@
-"""What a run has found, in words."""
+"""The results of a run in words."""
 
 import pytest
 
@@ -13,7 +13,7 @@ KNN = {
     "knn_videos": 63,
     "num_videos": 63,
 }
-KNN_SAID = "held-out loss 0.960, k-NN 0.651 ± 0.060"
+KNN_TEXT = "held-out loss 0.960, k-NN 0.651 ± 0.060"
 CLASSES = {
     "top1": 0.5,
     "top5": 0.75,
@@ -25,13 +25,13 @@ CLASSES = {
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "text"),
     [
-        (KNN, f"{KNN_SAID} (most common class 0.508), 63 videos"),
+        (KNN, f"{KNN_TEXT} (most common class 0.508), 63 videos"),
         ({"reconstruction_loss": 0.5, "num_videos": 9}, "held-out loss 0.500, 9 videos"),
         (
             KNN | {"pixel_top1": 0.6},
-            f"{KNN_SAID} (most common class 0.508, 1-NN of pixels 0.600), 63",
+            f"{KNN_TEXT} (most common class 0.508, 1-NN of pixels 0.600), 63",
         ),
         (
             CLASSES,
@@ -43,43 +43,48 @@ CLASSES = {
         ),
     ],
 )
-def test_scores_in_words(metrics, said):
-    assert describe_scores(metrics).startswith(said)
+def test_scores_in_words(metrics: dict[str, float], text: str) -> None:
+    assert describe_scores(metrics).startswith(text)
 
 
-def test_a_score_that_says_nothing_is_said():
+def test_a_score_that_says_nothing_is_said() -> None:
     model = parse(["data.shards=s"]).model
-    assert interpret_scores(KNN, model) == [], "0.651 is 2.4 standard errors above"
+    # 0.651 is 2.4 standard errors above 0.508.
+    assert interpret_scores(KNN, model) == []
     (knn,) = interpret_scores(KNN | {"knn_top1": 0.6})
     assert knn.startswith(
-        "WARNING: k-NN 0.600 ± 0.062 is not clearly above always predicting the most common class (0.508"
+        "WARNING: k-NN 0.600 ± 0.062 is not clearly above always predicting the most common class"
+        " (0.508"
     )
     (pixels,) = interpret_scores(KNN | {"pixel_top1": 0.635})
-    assert (
-        "not clearly above the class of the video with the nearest mean gray thumbnail (0.635)"
-        in pixels
-    )
+    baseline = "the class of the video with the nearest mean gray thumbnail"
+    assert f"not clearly above {baseline} (0.635)" in pixels
     (loss,) = interpret_scores(KNN | {"reconstruction_loss": 0.985}, model)
     assert "the mean of each patch (1), so hardly anything has been learned" in loss
     other = parse(["data.shards=s", "model.normalize_target=false"]).model
     assert interpret_scores(KNN | {"reconstruction_loss": 1.2}, other) == []
-    assert standard_error(1.0, 11) > 0.05, "eleven of eleven are no certainty"
+    # Eleven right videos of eleven are no certainty.
+    assert standard_error(1.0, 11) > 0.05
 
 
-def test_a_run_ends_with_its_best_step_and_what_to_do_next():
+def test_a_run_ends_with_its_best_step_and_what_to_do_next() -> None:
     rows = [{"step": 10, "loss": 1.0}]
     for step, top1 in ((100, 0.62), (200, 0.62), (300, 0.5)):
-        scores = {"top1": top1, "majority_top1": 0.4, "num_videos": 63}
         rows.append(
-            {"step": step, **{f"evaluation/{name}": value for name, value in scores.items()}}
+            {
+                "step": step,
+                "evaluation/top1": top1,
+                "evaluation/majority_top1": 0.4,
+                "evaluation/num_videos": 63,
+            }
         )
     config = parse(
         ["data.shards=s", "evaluation.shards=mine/validation", "run=runs/x", "task=finetune"]
     )
     result, end = describe_end(rows, config, 0, 300, 336.0)
-    assert (
-        result
-        == "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (most common class 0.400), 63 videos"
+    assert result == (
+        "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (most common class 0.400),"
+        " 63 videos"
     )
     assert end == "report: runs/x/report.html; next: python evaluate.py runs/x mine/validation"
     result, end = describe_end(rows, config, 300, 300, 1.0)
@@ -90,7 +95,7 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next():
     )
 
 
-def test_durations_are_in_natural_units():
+def test_durations_are_in_natural_units() -> None:
     seconds = (0.4, 119, 336, 7100, 7300, 86400 * 31, 86400 * 64)
     assert [format_duration(value) for value in seconds] == [
         "0 s",
