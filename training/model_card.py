@@ -38,8 +38,8 @@ def write_card(
     """
     config = weights.config
     height, width = config.frame_size
-    recipe = {}
-    results = {}
+    recipe: dict[str, str] = {}
+    results: dict[str, float] = {}
     run = run_of(find_file(source))
     if run:
         for key, value in changed_keys(run_config(run)).items():
