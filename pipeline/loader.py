@@ -1,19 +1,23 @@
 """Batches of clips on the device, prepared in the background.
 
-1. The plan says what every clip is; it is a pure function, so whoever has it needs only the number of a batch.
-2. Decode workers (decoding/decode_worker.py) have the dataset and the plan. They are sent chunks: a few videos of a
-   batch. They read, decode, replace bad videos, and write clips, or the planes of which a GPU makes clips, into the
-   batch's block of shared memory (clip_memory.py).
-3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces workers that die.
-4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step (upload.py).
-5. Of a batch that the GPU decoder makes (decoding/gpu_decoder.py), workers only read the videos; it decodes them.
+1. The plan says what every clip is. It is a pure function, so whoever has it needs only the number
+   of a batch.
+2. Decode workers (decoding/decode_worker.py) have the dataset and the plan. They are sent chunks: a
+   few videos of a batch. They read, decode, replace bad videos, and write clips, or the planes of
+   which a GPU makes clips, into the batch's block of shared memory (clip_memory.py).
+3. WorkerPool sends the chunks of `data.prefetch` batches, collects the results, and replaces
+   workers that die.
+4. A batch whose chunks are all there is uploaded on a stream of its own, during the training step
+   (upload.py).
+5. Of a batch that the GPU decoder makes (decoding/gpu_decoder.py), workers only read the videos;
+   the GPU decoder decodes them.
 6. Augmentation, if any, happens on the device.
 """
 
 import atexit
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -28,7 +32,7 @@ from torch import Tensor
 from adamae.common.devices import to_device
 from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.decoding.decode_worker import Chunk, ChunkResult, LoadedClip, WorkerSetup
+from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, LoadedClip, WorkerSetup
 from adamae.pipeline.decoding.gpu_codecs import find_gpu_codecs
 from adamae.pipeline.decoding.gpu_decoder import GpuDecoder
 from adamae.pipeline.decoding.joining import EncodedVideo
@@ -39,35 +43,50 @@ from adamae.pipeline.upload import upload
 from adamae.pipeline.worker_pool import WorkerPool
 
 COUNTERS = (
-    *(
-        "clips",
-        "dali_clips",
-        "batches_ready",
-        "frames_delivered",
-        "frames_decoded",
-        "videos_read",
-        "bytes_read",
-    ),
-    *("bad_clips", "fallback_clips", "timeouts", "wait_seconds"),
-    *("download_seconds", "read_seconds", "decode_seconds", "cache_hits"),
+    # Delivered clips, and those that the GPU decoder has made.
+    "clips",
+    "dali_clips",
+    # Whenever a batch is asked for, the batches that are complete: 0 means that the step waits.
+    "batches_ready",
+    # Frames are also decoded that no clip shows: from a key frame on to the clip's first one.
+    "frames_delivered",
+    "frames_decoded",
+    "videos_read",
+    "bytes_read",
+    # Clips that were replaced, clips that DALI left to PyAV, and workers or DALI taking too long.
+    "bad_clips",
+    "fallback_clips",
+    "timeouts",
+    # For which `batches` has kept the training step waiting.
+    "wait_seconds",
+    # Of all workers together.
+    "download_seconds",
+    "read_seconds",
+    "decode_seconds",
+    "cache_hits",
 )
-VIDEOS_PER_CHUNK = 4  # at most: each chunk costs this process two messages, .05 ms
+# Each chunk costs this process two messages, .05 ms. Chunks of 8 cost less, but make a small batch
+# the work of one worker: 98 clips/s instead of 106 in batches of 8 by two workers.
+MAX_VIDEOS_PER_CHUNK = 4
 
 
-@dataclass  # not frozen: Lightning copies batches field by field
+# Not frozen, since Lightning copies batches field by field.
+@dataclass
 class Batch:
     """Clips of one micro-batch, all on the device."""
 
-    clip: UInt8[Tensor, "B T H W C"]  # RGB
-    labels: (
-        Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]
-    )  # -1: none; with several labels per video, ones mark them
-    keys: list[str]  # of the videos; those of replacements where videos could not be decoded
-    positions: list[int]  # in the plan
-    is_last: bool = True  # of this rank's batches of an optimizer step
-    fields: dict[str, list[Any]] = field(
-        default_factory=dict
-    )  # those of data.fields, None where a video has none
+    # RGB.
+    clip: UInt8[Tensor, "B T H W C"]
+    # -1 where a clip has no label. In datasets with several labels per video, ones mark them.
+    labels: Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]
+    # Of the videos; where one could not be decoded, of its replacement.
+    keys: list[str]
+    # In the plan's stream.
+    positions: list[int]
+    # Whether this is the rank's last batch of an optimizer step.
+    is_last: bool = True
+    # The fields that data.fields names, with None for a video that lacks one.
+    fields: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -77,32 +96,40 @@ class PendingBatch:
     number: int
     num_clips: int
     block_number: int
-    block: UInt8[np.ndarray, " bytes"]  # of shared memory
-    is_for_gpu: bool  # whether the GPU decoder makes it, except of videos that do not suit it
-    results: dict[int, ChunkResult] = field(default_factory=dict)  # by their first clip
-    clips: UInt8[Tensor, "B T H W C"] | None = None  # on the device, perhaps still in flight
+    # Of shared memory.
+    block: UInt8[np.ndarray, " bytes"]
+    # Whether the GPU decoder makes it, except for videos that do not suit it.
+    is_for_gpu: bool
+    # What workers have returned, by the index of each chunk's first clip.
+    results: dict[int, ChunkResult] = field(default_factory=dict)
+    # On the device; on a GPU perhaps still in flight, until `uploaded` has happened.
+    clips: UInt8[Tensor, "B T H W C"] | None = None
     uploaded: torch.cuda.Event | None = None
 
     @property
     def is_loaded(self) -> bool:
+        """Return whether all chunks are there."""
         return sum(result.chunk.num_clips for result in self.results.values()) == self.num_clips
 
     @property
-    def chunks(self) -> list[ChunkResult]:
-        """What has been made, in order."""
+    def ordered_results(self) -> list[ChunkResult]:
+        """Return the results so far in the order of their clips; workers finish in any order."""
         return [self.results[first] for first in sorted(self.results)]
 
     @property
     def encoded(self) -> dict[int, EncodedVideo]:
-        """The videos that the GPU decoder decodes, by the indices of their first clips."""
+        """Return the videos that the GPU decoder decodes, by the indices of their first clips."""
         videos: dict[int, EncodedVideo] = {}
-        for result in self.chunks:
+        for result in self.ordered_results:
             videos.update(result.encoded)
         return videos
 
 
 class ClipLoader(AbstractContextManager["ClipLoader"]):
-    """Reads and decodes the clips of a plan in the background; a context manager."""
+    """Reads and decodes the clips of a plan in the background; a context manager.
+
+    The methods stand in the order in which a batch meets them. What only a GPU needs comes last.
+    """
 
     def __init__(
         self,
@@ -113,35 +140,43 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         quarantine: Path | None,
         upload_planes: bool | None = None,
     ) -> None:
-        """quarantine: file that gets a line for every video that cannot be decoded; None: they are only counted.
-        upload_planes: whether the device makes clips of decoded planes; None: if it is a GPU.
+        """Prepare to load the clips of `plan`; workers are started by the first call of `batches`.
 
-        Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this device, or if no sample
-        has one of data.fields.
+        quarantine: a file that gets a line for every video that cannot be decoded; None: they are
+        only counted. upload_planes: whether the device makes clips of decoded planes; None: if it
+        is a GPU.
+
+        Raise InputError if data.decoder is dali and DALI lacks a codec of the shards on this
+        device, or if no sample has one of data.fields.
         """
         dataset.require_fields(config.fields)
-        # With the number of this thread's current GPU, which is another one in other threads.
-        self._device = device = torch.empty(0, device=device).device
-        self._dataset, self._plan, self.config = dataset, plan, config
-        gpu_codecs = find_gpu_codecs(dataset, device, config)
+        # The device with its number: "cuda" means the current GPU, which differs between threads.
+        device = torch.empty(0, device=device).device
         on_gpu = device.type == "cuda"
+        self._device = device
+        self._dataset = dataset
+        self._plan = plan
+        self.config = config
+        gpu_codecs = find_gpu_codecs(dataset, device, config)
         self._upload_stream = torch.cuda.Stream(device) if on_gpu else None
         self._upload_planes = on_gpu if upload_planes is None else upload_planes
         self._quarantine = Quarantine(dataset, quarantine, config.max_bad_fraction)
-        self._numbers: Iterator[int] = count()  # of batches
+        self._batch_numbers: Iterator[int] = count()
+        # The batches that were begun and not delivered, in their order.
         self._pending: deque[PendingBatch] = deque()
-        self._in_upload: list[
-            tuple[torch.cuda.Event, np.ndarray]
-        ] = []  # blocks that are being copied
+        # Blocks that are being copied to the GPU: the reference keeps them from being reused.
+        self._in_upload: list[tuple[torch.cuda.Event, np.ndarray]] = []
         self._counts: Counter[str] = Counter()
         self._gpu_decoder = GpuDecoder(device, plan, config, gpu_codecs, self._counts)
         self._layout = BlockLayout.choose(dataset, plan, self._upload_planes)
         self.memory = ClipMemory(self._layout)
         setup = WorkerSetup(dataset, plan, config, gpu_codecs, self._layout, self._upload_planes)
         self._pool = WorkerPool(setup, self.memory.fileno(), self._counts)
-        self._stream: Iterator[Batch] = iter(())  # what `microbatches` reads on from
+        # `microbatches` continues this one from step to step.
+        self._stream: Iterator[Batch] = iter(())
         self._next_step = -1
-        atexit.register(self.close)  # DALI must not be at work when the interpreter exits
+        # DALI must not be at work when the interpreter exits.
+        atexit.register(self.close)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -155,38 +190,49 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
 
     @property
     def counters(self) -> dict[str, float]:
-        """Sums since the start, of this process and what has come from its workers; seconds are summed over these."""
+        """Return sums since the start, of this process and of what its workers have answered.
+
+        Seconds are summed over processes, so they may exceed the time that has passed.
+        """
         return {name: float(self._counts[name]) for name in COUNTERS}
 
     def microbatches(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's batches of an optimizer step. Steps in a row are read from the same prefetched stream."""
+        """Yield this rank's batches of an optimizer step.
+
+        Consecutive steps are read from the same prefetched stream; any other step starts a new one.
+        """
+        num_batches = self._plan.microbatches_per_step
         if step != self._next_step:
-            self._stream = self.batches(step * self._plan.microbatches_per_step)
+            self._stream = self.batches(step * num_batches)
         self._next_step = step + 1
-        for left in range(self._plan.microbatches_per_step, 0, -1):
-            yield replace(next(self._stream), is_last=left == 1)
+        for index in range(num_batches):
+            yield replace(next(self._stream), is_last=index == num_batches - 1)
 
     def batches(self, first: int) -> Iterator[Batch]:
-        """Yield the plan's batches from number `first` on, endlessly if the plan is endless. One iterator at a time.
+        """Yield the plan's batches from number `first` on, endlessly if the plan is endless.
 
-        Raise InputError if too many videos cannot be decoded.
+        One iterator at a time: a new one ends the work for the one before. Raise InputError if too
+        many videos cannot be decoded.
         """
-        if self._pending:  # workers are at work for an earlier iterator
+        if self._pending:
+            # The workers are at work for an earlier iterator, and would write to its blocks.
             self._end_workers()
         self._gpu_decoder.reset()
         self._pool.start()
-        self._numbers = count(first)
-        self._top_up()
+        self._batch_numbers = count(first)
+        self._begin_batches()
         while self._pending:
             started = time.perf_counter()
             self._collect(wait=False)
             self._counts["batches_ready"] += sum(batch.is_loaded for batch in self._pending)
-            batch = self._make_batch(self._finish_first())
-            self._top_up()
+            batch = self._take_first()
+            self._begin_batches()
             self._prepare_next()
-            self._counts.update(wait_seconds=time.perf_counter() - started)  # type: ignore[call-overload]
+            waited = time.perf_counter() - started
+            self._counts.update(wait_seconds=waited)  # type: ignore[call-overload]
             yield batch
-            del batch  # or its block would stay in use one batch longer
+            # A reference from here would keep the batch's block in use for one batch longer.
+            del batch
 
     def _end_workers(self) -> None:
         self._pool.close()
@@ -195,13 +241,16 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._upload_stream.synchronize()
         self._in_upload.clear()
 
-    def _top_up(self) -> None:
-        """Keep `data.prefetch` batches in the making, fewer if they are large."""
-        max_batches = min(
-            self.config.prefetch, self.config.prefetch_mib * 2**20 // self._layout.block_bytes
-        )
-        while len(self._pending) < max(1, max_batches):
-            number = next(self._numbers)
+    def _begin_batches(self) -> None:
+        """Have workers begin on batches until `data.prefetch` are pending, or fewer large ones.
+
+        All chunks of a batch are sent at once, as nobody could send more during a training step.
+        With two chunks a worker under way and steps of 0.2 s, 120 clips/s came instead of 199.
+        """
+        max_by_memory = self.config.prefetch_mib * 2**20 // self._layout.block_bytes
+        max_batches = max(1, min(self.config.prefetch, max_by_memory))
+        while len(self._pending) < max_batches:
+            number = next(self._batch_numbers)
             num_clips = len(self._plan.positions(number))
             if num_clips == 0:
                 return
@@ -213,18 +262,21 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             self._pool.send(self._cut_chunks(batch))
 
     def _cut_chunks(self, batch: PendingBatch) -> Iterator[Chunk]:
-        """Cut a batch into chunks, so small that each worker has two of what is prefetched."""
+        """Cut a batch into chunks, small enough that each worker has two of what is prefetched.
+
+        With batches of 64 clips, 2 of each decoded video, a prefetch of 3 and 16 workers, 96 videos
+        are pending; two chunks a worker leave 3 videos, or 6 clips, to a chunk.
+        """
         crops = self._plan.crops_per_decode
-        num_videos = (
-            self._plan.batch_size // crops * self.config.prefetch // (2 * self.config.workers)
-        )
-        size = max(1, min(VIDEOS_PER_CHUNK, num_videos)) * crops
-        for first in range(0, batch.num_clips, size):
-            num_clips = min(size, batch.num_clips - first)
+        num_videos = self._plan.batch_size // crops * self.config.prefetch
+        videos_per_chunk = num_videos // (2 * self.config.workers)
+        chunk_size = max(1, min(MAX_VIDEOS_PER_CHUNK, videos_per_chunk)) * crops
+        for first in range(0, batch.num_clips, chunk_size):
+            num_clips = min(chunk_size, batch.num_clips - first)
             yield Chunk(batch.number, first, num_clips, batch.block_number, batch.is_for_gpu)
 
     def _collect(self, wait: bool) -> None:
-        """Take what workers have made; `wait`: until there is something."""
+        """Take what workers have made since the last call; `wait` until there is something."""
         for result in self._pool.collect(wait):
             (batch,) = [batch for batch in self._pending if batch.number == result.chunk.batch]
             batch.results[result.chunk.first] = result
@@ -235,71 +287,68 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                     fault.sample, fault.reason, self._counts["bad_clips"], self._counts["clips"]
                 )
 
-    def _finish_first(self) -> PendingBatch:
-        """Wait for the first batch, and put it on the device."""
-        batch = self._pending[0]
-        started = time.perf_counter()
-        self._wait_until_loaded(batch)
-        if batch.encoded:
-            self._decode_on_gpu(batch)
-        # The first batch waits for the workers to start, which says nothing.
-        if self._counts["clips"]:
-            self._gpu_decoder.record_wait(batch.is_for_gpu, time.perf_counter() - started)
-        self._upload(batch)
-        return self._pending.popleft()
-
     def _wait_until_loaded(self, batch: PendingBatch) -> None:
         while not batch.is_loaded:
             self._collect(wait=True)
             self._feed_gpu_decoder()
 
+    def _take_first(self) -> Batch:
+        """Wait for the first pending batch, and put it on the device."""
+        batch = self._pending[0]
+        started = time.perf_counter()
+        self._wait_until_loaded(batch)
+        if batch.encoded:
+            self._decode_on_gpu(batch)
+        # The first batch waits for the workers to start, which does not tell how fast they are.
+        if self._counts["clips"]:
+            self._gpu_decoder.record_wait(batch.is_for_gpu, time.perf_counter() - started)
+        self._upload(batch)
+        self._pending.popleft()
+        return self._make_batch(batch)
+
+    def _make_batch(self, pending: PendingBatch) -> Batch:
+        clips = self._await_upload(pending)
+        loaded: list[LoadedClip] = []
+        for result in pending.ordered_results:
+            loaded.extend(result.clips)
+        if any(clip.augment_ops or clip.erase_box for clip in loaded):
+            # Imported here: torchvision takes a second, and only fine-tuning needs it.
+            from adamae.pipeline.augment import augment
+
+            clips = augment(clips, loaded)
+        fields = {}
+        for index, name in enumerate(self.config.fields):
+            fields[name] = [clip.fields[index] for clip in loaded]
+        self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
+        return Batch(
+            clips,
+            self._make_labels(loaded),
+            [clip.key for clip in loaded],
+            [clip.position for clip in loaded],
+            fields=fields,
+        )
+
+    def _make_labels(
+        self, loaded: Sequence[LoadedClip]
+    ) -> Int64[Tensor, " B"] | UInt8[Tensor, "B classes"]:
+        if self._dataset.info.multi_label:
+            marks = self._dataset.mark_classes(clip.labels for clip in loaded)
+            return to_device(marks, self._device)
+        # A mix of datasets may hold samples with several labels beside those with one. They count
+        # as unlabeled, as a batch has one label per clip.
+        return to_device(
+            [clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device
+        )
+
     def _prepare_next(self) -> None:
-        """Start the upload of the next batch and the GPU decoder, so that both work during the training step."""
+        """Start the next batch's upload and the GPU decoder, so that both work during the step."""
         self._collect(wait=False)
         self._feed_gpu_decoder()
         if self._pending and self._pending[0].is_loaded and not self._pending[0].encoded:
             self._upload(self._pending[0])
 
-    def _feed_gpu_decoder(self) -> None:
-        """Start the GPU decoder on its batches that have been read, in their order."""
-        for batch in self._pending:
-            if not batch.is_for_gpu:
-                continue
-            if not batch.is_loaded:
-                return
-            self._gpu_decoder.feed(batch.number, batch.encoded, batch.block)
-
-    def _decode_on_gpu(self, batch: PendingBatch) -> None:
-        """Decode a batch of encoded videos on the device; if that fails, have the workers decode it."""
-        decoded = self._gpu_decoder.take(batch.number, batch.encoded, batch.block)
-        if decoded is None:
-            self._redo_with_pyav(batch)
-            return
-        # Not before: an upload changes the block's tables, and after a failure workers write to these again.
-        self._upload(batch)
-        self._gpu_decoder.copy_clips(decoded, self._await_upload(batch))
-
-    def _redo_with_pyav(self, batch: PendingBatch) -> None:
-        """Have the workers decode what the GPU decoder could not.
-
-        They find out which video is corrupt, which DALI does not say, and replace it.
-        """
-        num_bad = self._counts["bad_clips"]
-        chunks = []
-        for result in batch.chunks:
-            if result.encoded:
-                self._counts["fallback_clips"] += sum(
-                    len(video.rows) for video in result.encoded.values()
-                )
-                chunks.append(result.chunk._replace(is_for_gpu=False))
-                del batch.results[result.chunk.first]
-        self._pool.send(chunks, first=True)
-        self._wait_until_loaded(batch)
-        if self._counts["bad_clips"] > num_bad:
-            self._gpu_decoder.forgive_failure()
-
     def _upload(self, batch: PendingBatch) -> None:
-        """Queue a batch's way to the device, once; on a CPU, clips stay where they are."""
+        """Queue a batch's way to the device, once. On a CPU, clips stay where they are."""
         if batch.clips is not None:
             return
         if not self._upload_planes:
@@ -307,50 +356,61 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
             batch.clips = clips.view(batch.num_clips, *self._layout.clip_shape)
             return
         with torch.cuda.stream(self._upload_stream):
-            batch.clips = upload(batch.block, self._layout, batch.chunks, self._device)
+            batch.clips = upload(batch.block, self._layout, batch.ordered_results, self._device)
         if self._upload_stream is not None:
             batch.uploaded = self._upload_stream.record_event()
-            self._in_upload = [
-                (event, block) for event, block in self._in_upload if not event.query()
-            ]
+            self._in_upload = [entry for entry in self._in_upload if not entry[0].query()]
             self._in_upload.append((batch.uploaded, batch.block))
 
     def _await_upload(self, batch: PendingBatch) -> UInt8[Tensor, "B T H W C"]:
-        """Return a batch's clips for use on the current stream, which waits for them; the host does not."""
+        """Return a batch's clips for use on the current stream, which waits for them.
+
+        The host does not wait.
+        """
         assert batch.clips is not None
         if batch.uploaded is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(batch.uploaded)
-            batch.clips.record_stream(
-                stream
-            )  # memory of the other stream: not to be reused while this one reads
+            # The memory belongs to the upload stream, which must not reuse it while this one reads.
+            batch.clips.record_stream(stream)
         return batch.clips
 
-    def _make_batch(self, batch: PendingBatch) -> Batch:
-        clips = self._await_upload(batch)
-        loaded: list[LoadedClip] = [clip for result in batch.chunks for clip in result.clips]
-        if any(clip.augment_ops or clip.erase_box for clip in loaded):
-            from adamae.pipeline.augment import (
-                augment,  # torchvision takes a second to import; only fine-tuning needs it
-            )
+    def _feed_gpu_decoder(self) -> None:
+        """Start the GPU decoder on its batches that have been read, in their order."""
+        for batch in self._pending:
+            if not batch.is_for_gpu:
+                continue
+            if not batch.is_loaded:
+                # What was fed first is taken first, so a later batch must not overtake this one.
+                return
+            self._gpu_decoder.feed(batch.number, batch.encoded, batch.block)
 
-            clips = augment(clips, loaded)
-        if self._dataset.info.multi_label:
-            labels = to_device(
-                self._dataset.mark_classes(clip.labels for clip in loaded), self._device
-            )
-        else:  # no label, or several ones in other samples of a mix: none
-            labels = to_device(
-                [clip.labels[0] if len(clip.labels) == 1 else -1 for clip in loaded], self._device
-            )
-        self._counts.update(clips=len(loaded), frames_delivered=len(loaded) * self._plan.num_frames)
-        return Batch(
-            clips,
-            labels,
-            [clip.key for clip in loaded],
-            [clip.position for clip in loaded],
-            fields={
-                name: [clip.fields[i] for clip in loaded]
-                for i, name in enumerate(self.config.fields)
-            },
-        )
+    def _decode_on_gpu(self, batch: PendingBatch) -> None:
+        """Decode a batch of encoded videos on the device; if that fails, have the workers do it."""
+        decoded = self._gpu_decoder.take(batch.number, batch.encoded, batch.block)
+        if decoded is None:
+            self._redo_with_pyav(batch)
+            return
+        # Not before: an upload changes the block's tables, and workers that have to decode the
+        # batch after all write to these again.
+        self._upload(batch)
+        self._gpu_decoder.copy_clips(decoded, self._await_upload(batch))
+
+    def _redo_with_pyav(self, batch: PendingBatch) -> None:
+        """Have the workers decode what the GPU decoder could not.
+
+        DALI does not say which video is corrupt; the workers find it and replace it.
+        """
+        num_bad = self._counts["bad_clips"]
+        chunks = []
+        for result in batch.ordered_results:
+            if not result.encoded:
+                continue
+            for video in result.encoded.values():
+                self._counts["fallback_clips"] += len(video.rows)
+            chunks.append(result.chunk._replace(is_for_gpu=False))
+            del batch.results[result.chunk.first]
+        self._pool.send(chunks, first=True)
+        self._wait_until_loaded(batch)
+        if self._counts["bad_clips"] > num_bad:
+            self._gpu_decoder.forgive_failure()

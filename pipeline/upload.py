@@ -1,69 +1,110 @@
 """Batches on their way to the device, which makes clips of decoded planes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from adamae.kernels.clip_tables import view_tables
 from adamae.pipeline.clip_memory import BlockLayout
-from adamae.pipeline.decoding.decode_worker import ChunkResult
+from adamae.pipeline.decoding.chunks import ChunkResult
+
+Block = UInt8[np.ndarray, " bytes"]
 
 
 def upload(
-    block: UInt8[np.ndarray, " bytes"],
-    layout: BlockLayout,
-    results: Sequence[ChunkResult],
-    device: torch.device,
+    block: Block, layout: BlockLayout, results: Sequence[ChunkResult], device: torch.device
 ) -> UInt8[Tensor, "B T H W C"]:
-    """Copy a batch to the device on the current stream, and make clips of it there; the host does not wait.
+    """Copy a batch to the device on the current stream, and make clips of it there.
 
-    results: all chunks of the batch, in order. Clips of encoded videos are for the GPU decoder to fill in. To be called
-    once: the tables in `block` are changed to where the planes are on the device.
+    `results` are all chunks of the batch, in order. Clips of encoded videos are left for the GPU
+    decoder to fill in. The host does not wait. To be called once per batch: the tables in `block`
+    are changed to where the planes are on the device.
     """
-    clips = [clip for result in results for clip in result.clips]
-    memory = torch.empty(
-        sum(result.used_bytes for result in results), dtype=torch.uint8, device=device
-    )
-    num_frames, height, width, _ = layout.clip_shape
-    tables = layout.view_tables(block, len(clips))
-    images, end = {}, 0  # where on the device those lie that need nothing more, by clip
-    for result in results:
-        first, start, end = result.chunk.first, end, end + result.used_bytes
-        begin = first * layout.slot_bytes
-        memory[start:end].copy_(
-            torch.from_numpy(block[begin : begin + result.used_bytes]), non_blocking=True
-        )
-        moved = start - begin
-        for index, clip in enumerate(result.clips, first):
-            if clip.image is None:
-                tables[0][index] += moved
-            else:
-                images[index] = clip.image + moved
+    num_clips = sum(len(result.clips) for result in results)
+    tables = layout.view_tables(block, num_clips)
+    memory, image_starts = _copy_chunks(block, layout, results, tables[0], device)
     encoded: set[int] = set()
     for result in results:
         for index, video in result.encoded.items():
             encoded.update(range(index, index + len(video.rows)))
-    if len(images) == len(clips):  # one behind the other
-        return memory.view(len(clips), *layout.clip_shape)
-    if len(images) + len(encoded) == len(clips):
-        made = torch.empty(len(clips), *layout.clip_shape, dtype=torch.uint8, device=device)
+    shape = (num_clips, *layout.clip_shape)
+    if len(image_starts) == num_clips:
+        # All are RGB already, one behind the other: what was copied is the batch.
+        return memory.view(shape)
+    if len(image_starts) + len(encoded) == num_clips:
+        clips = torch.empty(shape, dtype=torch.uint8, device=device)
     else:
-        from adamae.kernels.crop_resize import (  # takes 2 s, and not all need it
-            DecodedClips,
-            crop_resize,
-        )
+        clips = _scale_planes(block, layout, memory, tables, {*image_starts, *encoded})
+    for index, start in image_starts.items():
+        image = memory[start : start + layout.clip_bytes]
+        clips[index].copy_(image.view(layout.clip_shape))
+    return clips
 
-        for index in {*images, *encoded}:  # show the first pixel of the memory instead
-            for table, value in zip(tables, (0, 1, (0, 0, 1, 1), False, 0, 0), strict=True):
-                table[index] = value
-        copied = torch.from_numpy(block[layout.slice_tables(len(clips))]).to(
-            device, non_blocking=True
-        )
-        planes = DecodedClips(memory, *view_tables(copied, len(clips), num_frames, torch))
-        made = crop_resize(planes, height, width)
-    for index, start in images.items():
-        made[index].copy_(memory[start : start + layout.clip_bytes].view(layout.clip_shape))
-    return made
+
+def _copy_chunks(
+    block: Block,
+    layout: BlockLayout,
+    results: Sequence[ChunkResult],
+    offsets: Int64[np.ndarray, "B T"],
+    device: torch.device,
+) -> tuple[UInt8[Tensor, " used_bytes"], dict[int, int]]:
+    """Copy what each chunk has used of its slots to the device, without gaps.
+
+    Return the device's memory, and where in it the clips lie that are RGB already, by their
+    indices. The `offsets` of planes are changed from bytes of the block to bytes of that memory.
+    Two chunks of which each has four slots of 100 bytes, and has used 300 and 200 bytes of them,
+    become bytes 0 to 300 and 300 to 500: what began at byte 400 of the block, the second chunk's
+    first one, begins at 300.
+    """
+    num_bytes = sum(result.used_bytes for result in results)
+    memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    image_starts: dict[int, int] = {}
+    target = 0
+    for result in results:
+        source = result.chunk.first * layout.slot_bytes
+        # One copy a chunk, of what was used: slots may be several times as large.
+        used = torch.from_numpy(block[source : source + result.used_bytes])
+        memory[target : target + result.used_bytes].copy_(used, non_blocking=True)
+        shift = target - source
+        for index, clip in enumerate(result.clips, result.chunk.first):
+            if clip.image_start is None:
+                offsets[index] += shift
+            else:
+                image_starts[index] = clip.image_start + shift
+        target += result.used_bytes
+    return memory, image_starts
+
+
+def _scale_planes(
+    block: Block,
+    layout: BlockLayout,
+    memory: UInt8[Tensor, " used_bytes"],
+    tables: list[np.ndarray],
+    without_planes: Collection[int],
+) -> UInt8[Tensor, "B T H W C"]:
+    """Make clips of the planes in `memory`.
+
+    The clips at the indices `without_planes` get any content.
+    """
+    # Imported here, since Triton takes 2 s and workers of a CPU's loader scale clips themselves.
+    from adamae.kernels.crop_resize import DecodedClips, crop_resize
+
+    # The kernel makes all clips of a batch. Where there are no planes, it is shown one pixel, the
+    # first byte of the memory: rows that nobody has written could lead it to any address.
+    offsets, sizes, boxes, flips, matrices, siting = tables
+    for index in without_planes:
+        offsets[index] = 0
+        sizes[index] = 1
+        boxes[index] = (0, 0, 1, 1)
+        flips[index] = False
+        matrices[index] = 0
+        siting[index] = 0
+    num_clips = len(offsets)
+    num_frames, height, width, _ = layout.clip_shape
+    table_bytes = torch.from_numpy(block[layout.slice_tables(num_clips)])
+    table_bytes = table_bytes.to(memory.device, non_blocking=True)
+    planes = DecodedClips(memory, *view_tables(table_bytes, num_clips, num_frames, torch))
+    return crop_resize(planes, height, width)

@@ -1,4 +1,8 @@
-"""Starts decode workers, sends them chunks, and collects what they have made; replaces those that die or hang."""
+"""Starts decode workers, sends them chunks, and collects what they have made.
+
+Workers that die or hang are replaced. A chunk is a pure function of its fields, so it is sent again
+to another worker as it was.
+"""
 
 import math
 import os
@@ -17,44 +21,63 @@ from multiprocessing.connection import Connection
 
 from adamae import ROOT
 from adamae.common.errors import InputError
-from adamae.pipeline.decoding.decode_worker import Chunk, ChunkResult, WorkerSetup
+from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, WorkerSetup
 
-WORKER = "adamae.pipeline.decoding.start_worker"  # the module that is run
-# Sent to a worker at most: half a second of work, for when nobody collects, and no more than a socket holds.
+# The module that workers run.
+WORKER = "adamae.pipeline.decoding.start_worker"
+# Chunks that a worker has at most: half a second of work, for when nobody collects. With more, the
+# socket might be full, and this process would wait for the worker while the worker waits for it.
 MAX_SENT = 32
-MAX_STARTS = 3  # of one worker in a row that end before it is ready
-START_TIMEOUT_S = 60.0  # until it is: half a second, but for busy disks
+# A worker that ends before it is ready is started again, but not endlessly: memory may be short.
+MAX_STARTS = 3
+# Starting takes half a second, more where eight workers share two cores or the disk is busy.
+START_TIMEOUT_S = 60.0
 
 
 @dataclass
 class Worker:
+    """A decode worker's process, and what this process knows of it."""
+
     setup: WorkerSetup
     process: subprocess.Popen[bytes]
     connection: Connection
-    chunks: deque[Chunk] = field(default_factory=deque)  # that were sent, and have not come back
+    # The chunks that were sent and have not come back; the worker makes them in this order.
+    chunks: deque[Chunk] = field(default_factory=deque)
     is_ready: bool = False
-    num_starts: int = 1  # since one was ready
-    silent_s: float = (
-        0.0  # time that was spent waiting since its last sign of life, or its first chunk
-    )
+    # In a row, none of which has led to a worker that was ready.
+    num_starts: int = 1
+    # Since its last sign of life, or its first chunk. Only time in which this process has waited
+    # for it counts: its answers may be there and unread while a training step or an evaluation
+    # runs.
+    silent_s: float = 0.0
 
     def send(self, message: WorkerSetup | Chunk) -> None:
-        with suppress(OSError):  # it has ended, which `collect` finds
+        """Send a message; if the worker has ended, `WorkerPool.collect` finds that."""
+        with suppress(OSError):
             self.connection.send(message)
 
 
 class WorkerPool:
+    """The decode workers of a loader. All methods are called from the loader's thread."""
+
     def __init__(self, setup: WorkerSetup, memory_file: int, counts: Counter[str]) -> None:
-        """memory_file: where clips go; counts: get `timeouts`, workers that were silent for data.decode_timeout_s."""
-        self._setup, self._memory_file, self._counts = setup, memory_file, counts
-        self._timeout = setup.config.decode_timeout_s
-        self._waiting: deque[Chunk] = deque()  # to be sent
+        """Prepare to start workers that write clips to the file `memory_file`.
+
+        `counts` gets `timeouts`: how many workers were silent for data.decode_timeout_s.
+        """
+        self._setup = setup
+        self._memory_file = memory_file
+        self._counts = counts
+        self._timeout_s = setup.config.decode_timeout_s
+        # Chunks that no worker has got yet.
+        self._waiting: deque[Chunk] = deque()
         self._workers: list[Worker] = []
 
     def start(self) -> None:
         """Start the workers, unless they are at work."""
         if self._workers:
             return
+        # One selector for all calls: multiprocessing.connection.wait would build one in each.
         self._selector = selectors.DefaultSelector()
         is_main = threading.current_thread() is threading.main_thread()
         for number in range(self._setup.config.workers):
@@ -70,41 +93,49 @@ class WorkerPool:
         self._waiting.clear()
 
     def send(self, chunks: Iterable[Chunk], first: bool = False) -> None:
-        """Have chunks made, after those that were sent before, or first of all."""
-        self._waiting = deque([*chunks, *self._waiting] if first else [*self._waiting, *chunks])
+        """Have chunks made, after those that wait already or, if `first`, before them."""
+        if first:
+            self._waiting = deque([*chunks, *self._waiting])
+        else:
+            self._waiting.extend(chunks)
         self._dispatch()
 
     def collect(self, wait: bool) -> list[ChunkResult]:
-        """Return what has come since the last call; `wait`: until there is something.
+        """Return what has come since the last call; `wait` until there is something.
 
-        Raise what a worker has raised, InputError if workers cannot be started.
+        Raise what a worker has raised, and InputError if workers cannot be started.
         """
-        found: list[ChunkResult] = []
+        results: list[ChunkResult] = []
         while True:
             self._dispatch()
             started = time.monotonic()
-            timeout = max(0.0, min(map(self._remaining_s, self._workers)))
-            events = self._selector.select(timeout if wait and not found else 0)
-            waited = time.monotonic() - started
+            timeout_s = 0.0
+            if wait and not results:
+                timeout_s = max(0.0, min(map(self._remaining_s, self._workers)))
+            events = self._selector.select(timeout_s)
+            waited_s = time.monotonic() - started
             for worker in self._workers:
-                worker.silent_s += (
-                    waited  # answers may have waited for us: only this is its own time
-                )
+                worker.silent_s += waited_s
             for key, _ in events:
-                found += self._receive(key.data)
-            for worker in [worker for worker in self._workers if self._remaining_s(worker) <= 0]:
-                self._counts["timeouts"] += 1
-                self._replace(worker, f"reading and decoding took more than {self._timeout:g} s")
-            if not events and (found or not wait):
-                return found
+                results += self._receive(key.data)
+            self._replace_silent_workers()
+            if not events and (results or not wait):
+                return results
 
     def _remaining_s(self, worker: Worker) -> float:
         """Return for how many more seconds a worker may be silent."""
         if not worker.chunks:
             return math.inf
-        return (
-            self._timeout if worker.is_ready else max(self._timeout, START_TIMEOUT_S)
-        ) - worker.silent_s
+        limit_s = self._timeout_s
+        if not worker.is_ready:
+            limit_s = max(limit_s, START_TIMEOUT_S)
+        return limit_s - worker.silent_s
+
+    def _replace_silent_workers(self) -> None:
+        silent = [worker for worker in self._workers if self._remaining_s(worker) <= 0]
+        for worker in silent:
+            self._counts["timeouts"] += 1
+            self._replace(worker, f"reading and decoding took more than {self._timeout_s:g} s")
 
     def _dispatch(self) -> None:
         """Send each waiting chunk to the worker with the fewest."""
@@ -113,11 +144,14 @@ class WorkerPool:
             if len(worker.chunks) >= MAX_SENT:
                 return
             if not worker.chunks:
+                # It was silent because it had nothing to do.
                 worker.silent_s = 0.0
-            worker.chunks.append(self._waiting.popleft())
-            worker.send(worker.chunks[-1])
+            chunk = self._waiting.popleft()
+            worker.chunks.append(chunk)
+            worker.send(chunk)
 
     def _receive(self, worker: Worker) -> Iterator[ChunkResult]:
+        """Read a worker's message, and yield it if it is a result. Raise what it has raised."""
         try:
             reply = worker.connection.recv()
         except (OSError, EOFError):
@@ -129,47 +163,61 @@ class WorkerPool:
         if isinstance(reply, ChunkResult):
             worker.chunks.popleft()
             yield reply
-        else:  # a sign of life
-            worker.is_ready, worker.num_starts = True, 0
+        else:
+            # It is a sign of life: the first one says that the worker is ready.
+            worker.is_ready = True
+            worker.num_starts = 0
 
     def _replace(self, worker: Worker, reason: str) -> None:
-        """Start another worker for one that died or hung, and send its chunks again, the first one video by video.
+        """Start another worker for one that died or hung, and send its chunks again.
 
-        A video is at fault only if workers have died over it twice, the second time over nothing else. The new worker
-        takes over all chunks: the others may be about to die of what this one died of, such as a lack of memory.
+        The first chunk, over which it died, is sent video by video. A video is at fault only if
+        workers have died over it twice, the second time over nothing else. The new worker takes
+        over all chunks: the others may be about to die of what this one died of, such as a lack of
+        memory.
         """
-        end_worker(
-            worker, self._selector
-        )  # before a chunk is sent again: it must not write any more
+        # Before its chunks are sent again: it must not write to their slots any more.
+        end_worker(worker, self._selector)
         self._workers.remove(worker)
         if worker.is_ready and worker.chunks:
-            chunk, crops = worker.chunks.popleft(), worker.setup.plan.crops_per_decode
-            if chunk.is_suspect:
-                again = [chunk._replace(deaths=(*chunk.deaths, reason), is_suspect=False)]
+            suspect = worker.chunks.popleft()
+            if suspect.is_suspect:
+                # It is a single video, over which a worker has died before: it is to be replaced.
+                deaths = (*suspect.deaths, reason)
+                worker.chunks.appendleft(suspect._replace(deaths=deaths, is_suspect=False))
             else:
-                firsts = range(chunk.first, chunk.first + chunk.num_clips, crops)
-                again = [
-                    chunk._replace(first=first, num_clips=crops, is_suspect=True)
-                    for first in firsts
-                ]
-            worker.chunks.extendleft(reversed(again))
+                worker.chunks.extendleft(reversed(self._split_into_videos(suspect)))
         elif worker.num_starts >= MAX_STARTS:
             raise InputError(
-                f"a decode worker {describe_end(worker.process)} before it was ready, {MAX_STARTS} times: if memory is"
-                " short, lower data.num_workers or data.prefetch"
+                f"a decode worker {describe_end(worker.process)} before it was ready, {MAX_STARTS}"
+                " times: if memory is short, lower data.num_workers or data.prefetch"
             )
         self._start(worker.setup, worker.num_starts + 1, worker.chunks)
 
+    def _split_into_videos(self, chunk: Chunk) -> list[Chunk]:
+        """Return a chunk for each video of `chunk`, over one of which a worker has died."""
+        crops = self._setup.plan.crops_per_decode
+        firsts = range(chunk.first, chunk.first + chunk.num_clips, crops)
+        return [chunk._replace(first=first, num_clips=crops, is_suspect=True) for first in firsts]
+
     def _start(self, setup: WorkerSetup, num_starts: int = 1, chunks: Iterable[Chunk] = ()) -> None:
+        """Start a worker, and send it `chunks`.
+
+        As a program of its own: a fork of this process would have its threads' locks and CUDA's
+        state.
+        """
         parent_end, worker_end = Pipe()
         files = worker_end.fileno(), self._memory_file
+        # What can be imported here can be imported there; an empty entry would be the current
+        # folder.
+        search_path = [entry for entry in (str(ROOT), *sys.path) if entry]
         process = subprocess.Popen(
             [sys.executable, "-m", WORKER, *map(str, files)],
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             # Ctrl-C is for the process that this one works for.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
         )
         worker_end.close()
         worker = Worker(setup, process, parent_end, deque(chunks), num_starts=num_starts)
@@ -191,6 +239,6 @@ def end_worker(worker: Worker, selector: selectors.BaseSelector) -> None:
 def describe_end(process: "subprocess.Popen[bytes]") -> str:
     """Wait for the end of a process, and say how it came."""
     code = process.wait()
-    return (
-        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    )
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

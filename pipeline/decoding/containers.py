@@ -1,12 +1,15 @@
-"""The only place where videos are opened for reading: allowed demuxers and protocols, the largest frame, and which of
-several video streams is used.
+"""The only place where videos are opened for reading.
 
-A file that claims to be a video may be a playlist of other files or describe a network stream, and FFmpeg goes by its
-content, not its name. A few bytes may expand to a frame of gigabytes.
+It decides on the demuxers and protocols that are allowed, the largest frame, and which of several
+video streams is used.
+
+A file that claims to be a video may be a playlist of other files or describe a network stream, and
+FFmpeg goes by its content, not its name. A few bytes may expand to a frame of gigabytes.
 """
 
 import io
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +21,9 @@ from av.video.stream import VideoStream
 from adamae.pipeline.shards.arrays import CONTAINER
 from adamae.pipeline.video_error import VideoError
 
-# FFmpeg's demuxers and the extensions of their files, the usual one first.
+# Demuxers of FFmpeg that are named like the extension of their files.
+NAMED_LIKE_FILES = ("avi", "flv", "gif", "m4v", "ivf", "obu", "dv", "mxf", "nut")
+# The allowed demuxers and the extensions of their files, the usual one first.
 EXTENSIONS = {
     "mov": ("mp4", "mov", "m4v", "3gp"),
     "matroska": ("mkv", "webm"),
@@ -31,10 +36,12 @@ EXTENSIONS = {
     "hevc": ("hevc", "265"),
     "mjpeg": ("mjpeg", "mjpg"),
     "yuv4mpegpipe": ("y4m",),
-    **{name: (name,) for name in ("avi", "flv", "gif", "m4v", "ivf", "obu", "dv", "mxf", "nut")},
+    **{name: (name,) for name in NAMED_LIKE_FILES},
 }
-DEMUXERS = ",".join(EXTENSIONS)  # none of them opens other files
-# Other names of the same formats, and videos that no demuxer above reads, which are refused with a reason.
+# None of them opens other files, as those of playlists do.
+DEMUXERS = ",".join(EXTENSIONS)
+# Other names of the same formats, and videos that no demuxer above reads, which are refused with a
+# reason.
 OTHER_EXTENSIONS = (
     "3g2",
     "360",
@@ -71,17 +78,19 @@ OTHER_EXTENSIONS = (
     "xvid",
 )
 VIDEO_EXTENSIONS = frozenset(
-    (CONTAINER, *OTHER_EXTENSIONS, *(name for names in EXTENSIONS.values() for name in names))
+    {CONTAINER, *OTHER_EXTENSIONS, *chain.from_iterable(EXTENSIONS.values())}
 )
 
-MAX_PIXELS = 16384 * 8704  # of a frame at level 7.2, the highest of HEVC and AV1
+# Of a frame at level 7.2, the highest of HEVC and AV1.
+MAX_PIXELS = 16384 * 8704
 
-JPEG = b"\xff\xd8\xff"  # the first bytes of one
+# The first bytes of a picture.
+JPEG = b"\xff\xd8\xff"
 
 # Tags need not be UTF-8: PyAV before 19 raises at them unless told otherwise.
-ANY_TAGS: dict[str, Any] = (
-    {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
-)
+ANY_TAGS: dict[str, Any] = {}
+if int(av.__version__.split(".")[0]) < 19:
+    ANY_TAGS["metadata_errors"] = "replace"
 
 
 def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContainer:
@@ -90,17 +99,19 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
     Raise av.error.FFmpegError, an ArgumentError if the format is not allowed.
     """
     if isinstance(source, Path):
-        source = source.absolute()  # which FFmpeg takes for no URL
+        # FFmpeg would take a relative path with a colon for a URL.
+        source = source.absolute()
     limits = {
         "format_whitelist": DEMUXERS,
         "protocol_whitelist": "file" if isinstance(source, Path) else "none",
-        "max_pixels": str(MAX_PIXELS),  # FFmpeg decodes a little to probe the streams
+        # FFmpeg decodes a little to probe the streams.
+        "max_pixels": str(MAX_PIXELS),
     }
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         return av.open(file, mode="r", options=limits | options, **ANY_TAGS)
     except av.error.ArgumentError:
-        # JPEGs in a row are one picture to FFmpeg, unless their file has a video's name.
+        # FFmpeg takes JPEGs in a row for one picture, unless their file has a video's name.
         with file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened:
             opened.seek(0)
             if opened.read(len(JPEG)) != JPEG:
@@ -110,8 +121,11 @@ def open_video(source: bytes | BinaryIO | Path, **options: str) -> InputContaine
 
 
 def main_stream(container: InputContainer) -> VideoStream | None:
-    """Return the video stream that players show: no cover image; a default stream before others, then the longest, then
-    the first. Its decoder fails at frames of more than MAX_PIXELS."""
+    """Return the video stream that players show.
+
+    That is no cover image; a default stream before others, then the longest, then the first. Its
+    decoder fails at frames of more than MAX_PIXELS.
+    """
 
     def rank(stream: VideoStream) -> tuple[bool, float]:
         seconds = float((stream.duration or 0) * (stream.time_base or 0))
@@ -129,18 +143,17 @@ def main_stream(container: InputContainer) -> VideoStream | None:
 
 
 def open_stream(source: bytes | Path, **options: str) -> tuple[InputContainer, VideoStream]:
-    """Open a video and its main stream, to be decoded on one thread; the caller closes the container.
+    """Open a video and its main stream, to be decoded on one thread.
 
-    Raise av.error.FFmpegError as open_video does, and VideoError if it holds no video of a known codec, or its frames
-    are too large.
+    The caller closes the container. Raise av.error.FFmpegError as open_video does, and VideoError
+    if it holds no video of a known codec, or its frames are too large.
     """
     container = open_video(source, **options)
     try:
         stream = main_stream(container)
         if stream is None:
-            raise VideoError(
-                "it holds no video, only sound" if container.streams.audio else "it holds no video"
-            )
+            only_sound = ", only sound" if container.streams.audio else ""
+            raise VideoError(f"it holds no video{only_sound}")
         if stream.codec_context is None:
             raise VideoError("its video codec is not known")
         if stream.width * stream.height > MAX_PIXELS:

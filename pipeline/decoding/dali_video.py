@@ -1,7 +1,7 @@
 """The GPU decoder's kind for H.264, HEVC and VP9: joined videos through DALI's fn.decoders.video.
 
-NVDEC decodes on a GPU, and DALI's own decoders on a CPU, for VP9 and MJPEG alone. Cropping, flipping and scaling
-follow in the same graph.
+NVDEC decodes on a GPU, and DALI's own decoders on a CPU, for VP9 and MJPEG alone. Cropping,
+flipping and scaling follow in the same graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,10 @@ from adamae.pipeline.planning.plan import ClipPlan
 
 
 class DecodedVideo(NamedTuple):
-    """The cropped and scaled frames of a joined video's cuts, one behind the other, in DALI's memory."""
+    """The cropped and scaled frames of a joined video's cuts, in DALI's memory.
+
+    The frames of each cut follow those of the one before.
+    """
 
     frames: UInt8[Tensor, "frames H W C"]
     cuts: list[Cut]
@@ -41,7 +44,10 @@ class DaliGraph:
     def __init__(
         self, device: torch.device, num_cuts: int, frame_size: FrameSize, max_videos: int
     ) -> None:
-        """Build the graph for at most `max_videos` videos at a time, each with at most `num_cuts` cuts."""
+        """Build the graph for `max_videos` videos or fewer at a time.
+
+        Each of them has at most `num_cuts` cuts.
+        """
         # Imported here, as DALI may be missing where PyAV decodes everything.
         from nvidia.dali import Pipeline, fn
         from nvidia.dali.types import DALIDataType, DALIInterpType
@@ -94,10 +100,12 @@ class DaliGraph:
             for cut_index, cut in enumerate(video.cuts):
                 spans[video_index, cut_index] = cut.first, cut.first + cut.num_frames
                 x, y, width, height = cut.row.crop
-                left, right = x, x + width
+                first_column = x
+                last_column = x + width
                 if cut.row.flip:
-                    left, right = right, left
-                boxes[video_index, cut_index] = (y, left), (y + height, right)
+                    first_column = x + width
+                    last_column = x
+                boxes[video_index, cut_index] = (y, first_column), (y + height, last_column)
         self._pipeline.feed_input("encoded", [video.data for video in videos])
         self._pipeline.feed_input(
             "numbers", [np.array(video.numbers, np.int32) for video in videos]
@@ -107,10 +115,11 @@ class DaliGraph:
         self._pipeline.schedule_run()
 
     def take(self) -> list[UInt8[Tensor, "frames H W C"]]:
-        """Wait for the batch that was fed first, and return the frames of each video's cuts, one behind the other.
+        """Wait for the batch that was fed first, and return the frames of each video's cuts.
 
-        Nothing is copied: DALI's dynamic executor keeps the memory for as long as the tensors live. Raise
-        RuntimeError if a video of the batch cannot be decoded.
+        The frames of each cut follow those of the one before. Nothing is copied: DALI's dynamic
+        executor keeps the memory for as long as the tensors live. Raise RuntimeError if a video of
+        the batch cannot be decoded.
         """
         (frames,) = self._pipeline.share_outputs()
         tensors = [torch.from_dlpack(frames[index]) for index in range(len(frames))]
@@ -154,7 +163,8 @@ class VideoGraphs:
     def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> BatchInFlight:
         """Start on the videos of a batch, whose keys are the indices of their first clips.
 
-        Batches are to be taken in the order in which they were fed. Raise RuntimeError if a graph has failed.
+        Batches are to be taken in the order in which they were fed. Raise RuntimeError if a graph
+        has failed.
         """
         joined = join_videos(videos, block)
         num_parts = min(len(joined), len(self._graphs))

@@ -28,9 +28,10 @@ NVDEC = "libnvcuvid.so.1"
 
 
 def find_gpu_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> GpuCodecs:
-    """Return the codecs of a dataset that DALI is to decode on a device, none if data.decoder is pyav.
+    """Return the codecs of a dataset that DALI is to decode on a device.
 
-    Raise InputError if data.decoder is dali and DALI lacks one of them.
+    There are none if data.decoder is pyav. Raise InputError if data.decoder is dali and DALI lacks
+    one of them.
     """
     if config.decoder == "pyav":
         return GpuCodecs()
@@ -53,7 +54,10 @@ def find_gpu_codecs(dataset: ShardDataset, device: torch.device, config: DataCon
 
 
 def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_step: int) -> str:
-    """Decode videos of a codec with DALI until one succeeds. Return the error if none does, otherwise ""."""
+    """Decode videos of a codec with DALI until one succeeds.
+
+    Return the error if none does, otherwise "".
+    """
     if codec == "mjpeg" and device.type == "cuda":
         return "no NVDEC decodes mjpeg"
     error = ""
@@ -84,7 +88,8 @@ def try_decoding(video: bytes, device: torch.device) -> str:
         graph.feed([JoinedVideo(np.frombuffer(video, np.uint8), [0], [Cut(0, row, 0, [0])])])
         graph.take()
     except (RuntimeError, ImportError, OSError) as error:
-        # DALI raises the first, Python's import the second, and the third is of a library that is not there.
+        # DALI raises the first, Python's import the second, and the third is of a library that is
+        # not there.
         advice = ""
         if NVDEC in str(error):
             advice = "; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"

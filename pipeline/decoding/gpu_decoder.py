@@ -1,8 +1,8 @@
 """Makes whole batches on the GPU, of videos that decode workers have only read.
 
-Workers leave the bytes of these videos, and the places of their packets, in the batch's block of shared memory. What
-decodes them is a kind of its own: the one that exists is VideoGraphs (decoding/dali_video.py). Another kind has to
-offer the same `feed`, and to return from `take` of what it has begun the frames that clips are copied from.
+Workers leave the bytes of these videos, and the positions of their packets, in the batch's block of
+shared memory. VideoGraphs (decoding/dali_video.py) decodes them. Another decoder has to offer the
+same `feed`, which returns an object whose `take` waits for the frames that clips are copied from.
 """
 
 from collections import Counter, deque
@@ -20,9 +20,10 @@ from adamae.pipeline.decoding.joining import Bytes, EncodedVideo, GpuCodecs
 from adamae.pipeline.planning.plan import ClipPlan
 from adamae.pipeline.reading.storage import call_with_timeout
 
-# Side by side: one keeps 14 % of the NVDEC engines of an H100 busy, seven 89 % (NVIDIA/DALI#6387).
+# One graph keeps 14 % of the NVDEC engines of an H100 busy, seven keep 89 % (NVIDIA/DALI#6387).
 GRAPHS_PER_GPU = 8
-# In a row, with videos that PyAV decodes: building the graphs again takes long.
+# So many failures in a row, with videos that PyAV decodes, end the use of DALI: each time the
+# graphs are built again, which takes long.
 MAX_FAILURES = 3
 # Differences between waits that are shorter say nothing about who is slower.
 MIN_WAIT_S = 0.002
@@ -31,7 +32,8 @@ MIN_WAIT_S = 0.002
 class GpuDecoder:
     """Decodes batches one after the other, and is used from one thread.
 
-    If it hangs or fails repeatedly, it is given up with a note, and the workers decode everything with PyAV.
+    If it hangs or fails repeatedly, it is given up with a note, and the workers decode everything
+    with PyAV.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class GpuDecoder:
     def wants_batch(self, is_idle: bool) -> bool:
         """Return whether the next batch, on which nobody has begun, is this decoder's.
 
-        With data.decoder=auto it is if this decoder has no other batch to make (`is_idle`) and the workers' last batch
-        was waited for longer than its own: none is, for as long as the workers keep up.
+        With data.decoder=auto it is if this decoder has no other batch to make (`is_idle`) and the
+        workers' last batch was waited for longer than its own: none is, for as long as the workers
+        keep up.
         """
         if not self._is_enabled:
             return False
@@ -78,7 +81,10 @@ class GpuDecoder:
         return is_idle and self._wait_for_workers_s > self._wait_for_gpu_s + MIN_WAIT_S
 
     def record_wait(self, is_own: bool, seconds: float) -> None:
-        """Remember how long a batch was waited for that this decoder (`is_own`) or the workers have made."""
+        """Remember how long the last batch was waited for.
+
+        It was made by this decoder if `is_own`, otherwise by the workers.
+        """
         if not is_own:
             self._wait_for_workers_s = seconds
             return
@@ -88,9 +94,10 @@ class GpuDecoder:
             self._wait_for_gpu_s = seconds
 
     def feed(self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
-        """Start on the batch `number`, once; the keys of `videos` are the indices of their first clips.
+        """Start on the batch `number`, once.
 
-        `take` reports what goes wrong, most likely with an earlier batch.
+        The keys of `videos` are the indices of their first clips. `take` reports what goes wrong,
+        most likely with an earlier batch.
         """
         if (
             not videos
@@ -109,8 +116,11 @@ class GpuDecoder:
     def take(
         self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes
     ) -> list[DecodedVideo] | None:
-        """Wait for the batch that was fed first, and return what `copy_clips` copies. Return None if the workers have
-        to decode the batch, because a video cannot be decoded, or DALI hangs or was given up."""
+        """Wait for the batch that was fed first, and return what `copy_clips` copies.
+
+        Return None if the workers have to decode the batch, because a video cannot be decoded, or
+        DALI hangs or was given up.
+        """
         if not self._is_enabled:
             return None
         self.feed(number, videos, block)
@@ -129,7 +139,10 @@ class GpuDecoder:
         return decoded
 
     def _wait_for(self, number: int) -> list[DecodedVideo]:
-        """Return a batch. Raise RuntimeError if it cannot be decoded, TimeoutError if DALI hangs."""
+        """Return the decoded videos of a batch.
+
+        Raise RuntimeError if one cannot be decoded, TimeoutError if DALI hangs.
+        """
         if self._error is not None:
             raise self._error
         batch = self._in_flight.pop(number)
@@ -143,7 +156,10 @@ class GpuDecoder:
         return call_with_timeout(take, self._config.decode_timeout_s, "data.decode_timeout_s")
 
     def _count_failure(self, error: Exception) -> None:
-        """Give the decoder up if it hangs, since what hangs keeps its memory, or if it fails repeatedly."""
+        """Give the decoder up if it hangs or fails repeatedly.
+
+        What hangs keeps its memory, so it is not tried again.
+        """
         is_hung = isinstance(error, TimeoutError)
         self._num_failures += 1
         self._counts["timeouts"] += int(is_hung)
@@ -151,16 +167,22 @@ class GpuDecoder:
             self._is_enabled = False
             how_often = "" if is_hung else "repeatedly, most recently "
             log_note(
-                f"DALI has failed {how_often}with '{shorten(error)}': PyAV decodes everything from now on, in"
-                f" {self._config.workers} processes"
+                f"DALI has failed {how_often}with '{shorten(error)}': PyAV decodes everything from"
+                f" now on, in {self._config.workers} processes"
             )
 
     def forgive_failure(self) -> None:
-        """Do not count the failures so far: PyAV could not decode a video of the last one either."""
+        """Do not count the failures so far.
+
+        PyAV could not decode a video of the last one either, so the decoder is not to blame.
+        """
         self._num_failures = 0
 
     def copy_clips(self, videos: list[DecodedVideo], clips: UInt8[Tensor, "B T H W C"]) -> None:
-        """Copy what was taken to its indices of `clips` on the current stream, and keep DALI's memory until then."""
+        """Copy what was taken to its indices of `clips` on the current stream.
+
+        DALI's memory is kept until then.
+        """
         for video in videos:
             start = 0
             for cut in video.cuts:
@@ -182,7 +204,10 @@ class GpuDecoder:
         self._error = None
 
     def close(self) -> None:
-        """Drop everything, after the copies that are under way: graphs of other loaders use the same memory pool."""
+        """Drop everything, after the copies that are under way.
+
+        Graphs of other loaders use the same memory pool.
+        """
         self.reset()
         for event, _ in self._in_copy:
             event.synchronize()

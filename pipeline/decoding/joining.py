@@ -1,7 +1,8 @@
-"""Videos for the GPU decoder, joined into one, since opening a video costs DALI more than decoding a clip.
+"""Join videos for the GPU decoder: opening a video costs DALI more than decoding a clip.
 
-What is stored for training consists of groups of pictures that need no others. So videos that begin with the same bytes
-(size, parameters of the codec) are one video where the groups of one follow those of another, in bytes and in time.
+What is stored for training consists of groups of pictures that need no others. So videos that begin
+with the same bytes (size, parameters of the codec) are one video where the groups of one follow
+those of another, in bytes and in time.
 """
 
 import struct
@@ -19,7 +20,8 @@ from adamae.pipeline.shards.mp4 import read_fragments
 
 # With more clips in a video, the cost of opening it is little beside that of its frames.
 CLIPS_PER_VIDEO = 8
-# The box tfdt begins with four bytes, of which the first is its version: 1 if the time that follows has 64 bits.
+# The box tfdt begins with four bytes, of which the first is its version: 1 if the time that follows
+# has 64 bits.
 TIME_OFFSET = 4
 VERSION_OF_64_BITS = 1
 
@@ -27,7 +29,7 @@ Bytes = UInt8[np.ndarray, " bytes"]
 
 
 class GpuCodecs(NamedTuple):
-    """Tells decode workers which videos they leave to the GPU decoder in a batch that is made by it."""
+    """Tells decode workers which videos of a batch they leave to the GPU decoder."""
 
     names: frozenset[str] = frozenset()
     # Both sides of a video must be multiples of it: see format.SIDE_STEP.
@@ -36,15 +38,16 @@ class GpuCodecs(NamedTuple):
     def include(self, sample: Sample, video: VideoSlice) -> bool:
         """Return whether the GPU decoder takes a video."""
         sides_fit = sample.width % self.side_step == 0 and sample.height % self.side_step == 0
-        # Decoders may not agree about videos that were not re-encoded for training, which have no groups.
+        # Decoders may not agree about videos that were not re-encoded for training, which have no
+        # groups.
         return sample.codec in self.names and sides_fit and video.in_groups
 
 
 class EncodedVideo(NamedTuple):
-    """A video that a worker has left in the block for the GPU decoder, and the clips that are cut from it."""
+    """A video in the block, left to the GPU decoder, and the clips that are cut from it."""
 
     # Where its bytes lie in the block.
-    place: slice
+    span: slice
     # The first byte of its groups; the header lies before it.
     header_bytes: int
     # Of each group, the byte at which the 64 bits of its start time lie, and its duration.
@@ -81,7 +84,10 @@ class JoinedVideo(NamedTuple):
 
 
 def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
-    """Return EncodedVideo's header_bytes and times; None for a video that cannot be joined with others."""
+    """Return header_bytes and times of an EncodedVideo.
+
+    Return None for a video that cannot be joined with others.
+    """
     try:
         fragments = list(read_fragments(video.data))
     except (ValueError, struct.error):
@@ -102,10 +108,13 @@ def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
 
 
 def join_videos(videos: Mapping[int, EncodedVideo], block: Bytes) -> list[JoinedVideo]:
-    """Join videos that have the same header; the keys are the indices of their first clips in the batch."""
+    """Join videos that have the same header.
+
+    The keys are the indices of their first clips in the batch.
+    """
     alike: dict[bytes, list[tuple[int, EncodedVideo]]] = defaultdict(list)
     for first_clip, video in videos.items():
-        header = block[video.place][: video.header_bytes].tobytes()
+        header = block[video.span][: video.header_bytes].tobytes()
         alike[header].append((first_clip, video))
     joined = []
     for group in alike.values():
@@ -115,10 +124,16 @@ def join_videos(videos: Mapping[int, EncodedVideo], block: Bytes) -> list[Joined
 
 
 def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVideo:
-    """Join videos with one header: move the groups of each behind those of the one before, in bytes and in time."""
+    """Join videos with one header.
+
+    The groups of each are moved behind those of the one before, in bytes and in time. Two videos
+    with a header of 700 bytes and groups of 5,000 bytes, which take 8 frames of 512 units each,
+    become one of 10,700 bytes: its second group begins at byte 5,700 and is to be shown from 8 *
+    512 = 4,096 units on, so frame 3 of the second video is frame 11 of both.
+    """
     header_bytes = videos[0][1].header_bytes
-    header = block[videos[0][1].place][:header_bytes]
-    bodies = [block[video.place][header_bytes:] for _, video in videos]
+    header = block[videos[0][1].span][:header_bytes]
+    bodies = [block[video.span][header_bytes:] for _, video in videos]
     data = np.concatenate([header, *bodies])
     numbers: list[int] = []
     cuts: list[Cut] = []
@@ -129,9 +144,10 @@ def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVid
     for (first_clip, video), body in zip(videos, bodies, strict=True):
         for offset, duration in video.times:
             start = num_bytes + offset
-            data[start : start + 8] = np.frombuffer(struct.pack(">Q", time), np.uint8)
+            struct.pack_into(">Q", data, start, time)
             time += duration
-        # A frame is asked for once: for a repeated one, DALI would return to the beginning of the video.
+        # A frame is asked for once: for a repeated one, DALI would return to the beginning of the
+        # video.
         unique = sorted(set(video.numbers))
         order = [unique.index(number) for number in video.numbers]
         for index, row in enumerate(video.rows):

@@ -1,4 +1,4 @@
-"""Decoded frames for the device, which crops and scales them: their planes, as far as clips show them."""
+"""Copy decoded planes for the device, which crops and scales them: as far as clips show them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -8,65 +8,121 @@ import numpy as np
 from av.video.frame import VideoFrame
 from jaxtyping import UInt8
 
+from adamae.common.arithmetic import round_up
 from adamae.pipeline.clip_memory import MAX_GROWTH
 from adamae.pipeline.decoding.colors import describe, find_matrix, find_siting, is_full_range
 from adamae.pipeline.decoding.video import count_turns
 from adamae.pipeline.planning.crops import Crop, FrameSize
 
+# Of the formats of planar 4:2:0, which are what videos are stored in almost without exception.
 BITS = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
+# Pixels of luma to a sample of each plane: Y, U, V.
+SUBSAMPLING = (1, 2, 2)
 
-# Where in a block of memory so many bytes begin, and the bytes; None if there are not so many.
+# Takes a number of bytes; returns where in a block of memory they begin, and the bytes, or None if
+# there are not so many.
 Allocate = Callable[[int], tuple[int, UInt8[np.ndarray, " bytes"]] | None]
 
 
 class Layout(NamedTuple):
     """How samples of planar 4:2:0 are to be read."""
 
+    # As color_matrix takes it.
     matrix: str
     full_range: bool
+    # A key of CHROMA_OFFSETS.
     siting: str
     bits: int
 
     @property
     def sample_bytes(self) -> int:
+        """Return how many bytes hold a sample."""
         return 1 if self.bits == 8 else 2
 
     @classmethod
     def find(cls, frame: VideoFrame) -> "Layout | None":
         """Return None for other formats, and for frames that are not upright."""
         bits = BITS.get(frame.format.name)
-        if bits is None or count_turns(frame):
+        if bits is None or count_turns(frame) != 0:
             return None
         return cls(find_matrix(frame), is_full_range(frame), find_siting(frame), bits)
 
 
 class PlanarFrames(NamedTuple):
-    """A window of the frames of a video, in the block of a batch, laid out as kernels.crop_resize takes them."""
+    """A window of a video's frames in a block, laid out as kernels.crop_resize takes them."""
 
-    offsets: list[int]  # of each frame of a clip
+    # The byte of the block at which each frame of a clip begins; frames that repeat share it.
+    offsets: list[int]
     window: Crop
     layout: Layout
     num_decoded: int = 0
 
 
 def find_window(crops: Sequence[Crop], width: int, height: int) -> Crop:
-    """Return the smallest part of a frame of whole chroma samples that holds all crops."""
-    left, top = min(crop.x for crop in crops) // 2 * 2, min(crop.y for crop in crops) // 2 * 2
-    right, bottom = (
-        max(crop.x + crop.width for crop in crops),
-        max(crop.y + crop.height for crop in crops),
-    )
-    return Crop(
-        left, top, min(right + right % 2, width) - left, min(bottom + bottom % 2, height) - top
-    )
+    """Return the smallest part of a frame of whole chroma samples that holds all crops.
+
+    A sample of chroma is two pixels wide and high, so the window's edges are even, or the frame's.
+    Crops from x = 3 to 20 and from x = 11 to 31 in a frame 31 pixels wide are in the window from 2
+    to 31.
+    """
+    left = width
+    top = height
+    right = 0
+    bottom = 0
+    for crop in crops:
+        left = min(left, crop.x)
+        top = min(top, crop.y)
+        right = max(right, crop.x + crop.width)
+        bottom = max(bottom, crop.y + crop.height)
+    left -= left % 2
+    top -= top % 2
+    right = min(round_up(right, 2), width)
+    bottom = min(round_up(bottom, 2), height)
+    return Crop(left, top, right - left, bottom - top)
 
 
 def is_worth_uploading(window: Crop, num_clips: int, size: FrameSize) -> bool:
-    """Return whether frames of a window, of 8 bits, are not much larger than the clips that are made of them."""
-    return (
-        window.width * window.height * 3 // 2
-        <= MAX_GROWTH * num_clips * size.height * size.width * 3
-    )
+    """Return whether a window of frames is not much larger than the clips that are made of it.
+
+    Samples are taken to have 8 bits.
+    """
+    # 4:2:0 has a byte and a half per pixel, RGB has three.
+    planes_bytes = window.width * window.height * 3 // 2
+    clips_bytes = num_clips * size.height * size.width * 3
+    return planes_bytes <= MAX_GROWTH * clips_bytes
+
+
+class _Target(NamedTuple):
+    """Memory for a window of a video's frames."""
+
+    # The byte of the block at which the first frame begins, and the bytes of each.
+    start: int
+    frame_bytes: int
+    # A view of the memory for each of Y, U and V: of all frames, in rows of bytes.
+    planes: list[UInt8[np.ndarray, "frames rows bytes"]]
+
+    @classmethod
+    def allocate(
+        cls, num_frames: int, window: Crop, layout: Layout, allocate: Allocate
+    ) -> "_Target | None":
+        """Return None if there is not enough memory."""
+        shapes = []
+        for step in SUBSAMPLING:
+            rows = round_up(window.height, step) // step
+            columns = round_up(window.width, step) // step
+            shapes.append((rows, columns * layout.sample_bytes))
+        # Where each plane ends in its frame, which has the three one behind the other.
+        ends = list(accumulate(rows * row_bytes for rows, row_bytes in shapes))
+        frame_bytes = ends[-1]
+        allocated = allocate(num_frames * frame_bytes)
+        if allocated is None:
+            return None
+        start, memory = allocated
+        parts = np.split(memory.reshape(num_frames, frame_bytes), ends[:-1], axis=1)
+        planes = []
+        for part, (rows, row_bytes) in zip(parts, shapes, strict=True):
+            planes.append(part.reshape(num_frames, rows, row_bytes))
+        return cls(start, frame_bytes, planes)
 
 
 def copy_frames(
@@ -76,37 +132,33 @@ def copy_frames(
     stored: tuple[int, int],
     allocate: Allocate,
 ) -> PlanarFrames | None:
-    """Copy a window of the frames with these numbers, each once; None if they are not upright 4:2:0, all alike, or if
-    there is no room.
+    """Copy a window of the frames with these numbers, each once.
 
-    stored: width and height that the frames must have.
+    `stored` are the width and height that the frames must have. Return None if they have others,
+    are not upright 4:2:0, differ from each other, or if there is no room.
     """
-    places = {number: place for place, number in enumerate(sorted(set(numbers)))}
-    layout, known = None, None
+    indices = {number: index for index, number in enumerate(sorted(set(numbers)))}
+    layout: Layout | None = None
     for number, frame in frames:
         if layout is None:
-            layout, known = Layout.find(frame), describe(frame)
+            layout = Layout.find(frame)
+            description = describe(frame)
             if layout is None or (frame.width, frame.height) != stored:
                 return None
-            chroma = (window.height + 1) // 2, (window.width + 1) // 2
-            sizes = (window.height, window.width), chroma, chroma
-            shapes = [(rows, columns * layout.sample_bytes) for rows, columns in sizes]
-            ends = list(accumulate(rows * width for rows, width in shapes))
-            length = ends[-1]
-            if (room := allocate(len(places) * length)) is None:
+            allocated = _Target.allocate(len(indices), window, layout, allocate)
+            if allocated is None:
                 return None
-            start, memory = room
-            planes = np.split(memory.reshape(len(places), length), ends[:-1], axis=1)
-            targets = [
-                plane.reshape(-1, *shape) for plane, shape in zip(planes, shapes, strict=True)
-            ]
-        elif describe(frame) != known:
+            target = allocated
+        elif describe(frame) != description:
+            # Some streams change size or colors midway.
             return None
-        for plane, target, step in zip(frame.planes, targets, (1, 2, 2), strict=True):
+        for plane, copies, step in zip(frame.planes, target.planes, SUBSAMPLING, strict=True):
+            copy = copies[indices[number]]
+            # A view of the window's rows in the decoder's memory, whose rows are longer. One array
+            # a plane: slices of a view of the whole plane would take the GIL longer.
             first = window.y // step * plane.line_size + window.x // step * layout.sample_bytes
-            copy = target[places[number]]
-            copy[:] = np.ndarray(
-                copy.shape, np.uint8, memoryview(plane), first, (plane.line_size, 1)
-            )
+            strides = (plane.line_size, 1)
+            copy[:] = np.ndarray(copy.shape, np.uint8, memoryview(plane), first, strides)
     assert layout is not None
-    return PlanarFrames([start + places[number] * length for number in numbers], window, layout)
+    offsets = [target.start + indices[number] * target.frame_bytes for number in numbers]
+    return PlanarFrames(offsets, window, layout)

@@ -1,5 +1,8 @@
-"""The ways in which videos may be stored: what FFmpeg decodes, and arrays, of which nothing is decoded, but which are
-cropped and scaled as videos are. A new one is a class like ArraySource and a line in CLIP_SOURCES."""
+"""The ways in which videos may be stored: what FFmpeg decodes, and arrays.
+
+Of arrays nothing is decoded, but they are cropped and scaled as videos are. Another way is a class
+like ArraySource and a line in CLIP_SOURCES.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +27,9 @@ Source = bytes | Path
 Frames = UInt8[np.ndarray, "T H W C"]
 Clips = UInt8[np.ndarray, "views T H W C"]
 
+# Of the pictures in which FFmpeg scales an array's channels: Y, U, V and alpha, all of one size.
+PLANES_PER_PICTURE = 4
+
 
 class ClipSource(Protocol):
     """One way to store a video."""
@@ -47,14 +53,18 @@ class ClipSource(Protocol):
         size: FrameSize,
         allocate: Allocate,
     ) -> PlanarFrames | None:
-        """Copy what `rows` show of their frames as it was decoded, for the device to crop, flip and scale; None where
-        cut_views does it all."""
+        """Copy what `rows` show of their frames as it was decoded; the device scales it.
+
+        Return None where cut_views has to be called instead. Raise VideoError if a frame cannot be
+        decoded.
+        """
         return None
 
     def read_frames(self, source: Source, numbers: Sequence[int], num_frames: int | None) -> Frames:
-        """Decode whole frames, upright, in the order given; `num_frames` of the video where it is known.
+        """Decode whole frames, upright, in the order of `numbers`.
 
-        Raise VideoError if one cannot be decoded.
+        `num_frames` is how many the video has, where it is known. Raise VideoError if one cannot be
+        decoded.
         """
 
 
@@ -68,15 +78,19 @@ class ArraySource(ClipSource):
         self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips
     ) -> int:
         frames = arrays.read_array(video.data, video.numbers, video.num_frames)
-        declared = (sample.height, sample.width, arrays.count_channels([sample.codec]))
-        if frames.shape[1:] != declared:
-            found, expected = ("x".join(map(str, shape)) for shape in (frames.shape[1:], declared))
+        shape = frames.shape[1:]
+        expected = (sample.height, sample.width, arrays.count_channels([sample.codec]))
+        if shape != expected:
             raise VideoError(
-                f"its frames are {found} (height, width, channels), but the sample table says {expected}"
+                f"its frames are {'x'.join(map(str, shape))} (height, width, channels), but the"
+                f" sample table says {'x'.join(map(str, expected))}"
             )
         for clip, row in zip(clips, rows, strict=True):
-            box = frames[:, row.crop.y :, row.crop.x :][:, : row.crop.height, : row.crop.width]
-            scale_frames(box[:, :, ::-1] if row.flip else box, clip)
+            x, y, width, height = row.crop
+            box = frames[:, y : y + height, x : x + width]
+            if row.flip:
+                box = box[:, :, ::-1]
+            scale_frames(box, clip)
         return len(set(video.numbers))
 
     def read_frames(self, source: Source, numbers: Sequence[int], num_frames: int | None) -> Frames:
@@ -85,11 +99,13 @@ class ArraySource(ClipSource):
 
 CLIP_SOURCES: dict[str, ClipSource] = {
     "array": ArraySource(),
-    "video": VideoSource(),  # last: it takes whatever FFmpeg may know
+    # The last one, as it takes everything: FFmpeg finds out what it is.
+    "video": VideoSource(),
 }
 
 
 def find_source(source: Source) -> ClipSource:
+    """Return the way in which a file, or the content of one, is stored."""
     return next(kind for kind in CLIP_SOURCES.values() if kind.recognizes(source))
 
 
@@ -99,20 +115,24 @@ def decode_frames(source: Source, numbers: Sequence[int], num_frames: int | None
 
 
 def scale_frames(frames: Frames, clip: UInt8[np.ndarray, "T height width C"]) -> None:
-    """Scale frames to `clip`, each channel by itself: bilinearly with antialiasing, as FFmpeg scales those of videos.
+    """Scale frames to `clip`, each channel by itself: bilinearly with antialiasing, as for videos.
 
-    Four channels at a time are the planes of a yuva444p picture, which FFmpeg scales without converting colors: a
-    quarter of the calls, at some 30 µs each.
+    Four channels at a time are the planes of a yuva444p picture, which FFmpeg scales without
+    converting colors: a quarter of the calls, at some 30 µs each. Two frames of three channels are
+    six planes: two pictures, of which the second one has two planes of old values that nobody
+    reads.
     """
-    source, reformatter = (
-        VideoFrame(frames.shape[2], frames.shape[1], "yuva444p"),
-        VideoReformatter(),
-    )
-    channels = list(np.ndindex(len(frames), frames.shape[3]))
-    for first in range(0, len(channels), 4):
-        together = channels[first : first + 4]
-        for plane, (t, c) in zip(source.planes, together, strict=False):
-            view_plane(plane, frames.shape[1:3])[:] = frames[t, :, :, c]
-        scaled = reformatter.reformat(source, clip.shape[2], clip.shape[1], interpolation=EXACT)
-        for plane, (t, c) in zip(scaled.planes, together, strict=False):
-            clip[t, :, :, c] = view_plane(plane, clip.shape[1:3])
+    num_frames, height, width, num_channels = frames.shape
+    _, new_height, new_width, _ = clip.shape
+    picture = VideoFrame(width, height, "yuva444p")
+    reformatter = VideoReformatter()
+    channels = list(np.ndindex(num_frames, num_channels))
+    for first in range(0, len(channels), PLANES_PER_PICTURE):
+        group = channels[first : first + PLANES_PER_PICTURE]
+        # The last group may have fewer channels than the picture has planes.
+        for plane, (t, c) in zip(picture.planes, group, strict=False):
+            target = view_plane(plane, (height, width))
+            target[:] = frames[t, :, :, c]
+        scaled = reformatter.reformat(picture, new_width, new_height, interpolation=EXACT)
+        for plane, (t, c) in zip(scaled.planes, group, strict=False):
+            clip[t, :, :, c] = view_plane(plane, (new_height, new_width))

@@ -30,7 +30,8 @@ def open_source(
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open the video stream of a file, or of a folder of pictures with `fps` of them a second.
 
-    `options` are those of FFmpeg's demuxer. Raise VideoError if there is no video that can be decoded.
+    `options` are those of FFmpeg's demuxer. Raise VideoError if there is no video that can be
+    decoded.
     """
     opened_path = path
     if path.is_dir():
@@ -46,7 +47,10 @@ def open_source(
 
 
 def list_frames(folder: Path) -> list[Path]:
-    """List the pictures of a folder by number. Raise VideoError if one is missing, or their names differ."""
+    """List the pictures of a folder by number.
+
+    Raise VideoError if one is missing, or their names differ.
+    """
     matches = [match for match in map(PICTURE.fullmatch, os.listdir(folder)) if match]
     if not matches:
         raise VideoError("it is a folder without numbered pictures")
@@ -66,7 +70,10 @@ def list_frames(folder: Path) -> list[Path]:
 
 
 def _describe_frames(folder: Path, fps: float | None) -> tuple[Path, dict[str, str]]:
-    """Return the pattern of a folder's pictures, and the options with which FFmpeg reads them as a video."""
+    """Return how FFmpeg reads a folder of pictures as a video.
+
+    That is the pattern of their names, and options of its demuxer. Raise VideoError without `fps`.
+    """
     if fps is None:
         raise VideoError(
             "it is a folder of frames, which does not say their rate: make shards of it with"
@@ -103,7 +110,10 @@ def may_be_video(path: Path, content: BinaryIO | None = None) -> bool:
 def require_complete(
     path: Path, container: InputContainer, stream: VideoStream, num_packets: int
 ) -> None:
-    """Raise VideoError if an MP4 or Matroska file, of which `num_packets` were read, lacks what it promises."""
+    """Raise VideoError if an MP4 or Matroska file lacks what it promises.
+
+    `num_packets` of it were read.
+    """
     num_bytes = path.stat().st_size
     num_promised = stream.frames
     is_mp4 = container.format.name.startswith("mov")
@@ -122,17 +132,18 @@ def require_complete(
 
 
 def _is_cut_off_matroska(path: Path) -> bool:
-    """Return whether a Matroska file names a size that goes beyond its end: FFmpeg reads it as if complete.
+    """Return whether a Matroska file names a size that goes beyond its end.
 
-    The size of its segment follows the segment's ID, 18 53 80 67 (RFC 9559, section 5.1.4), as a number of variable
-    length (RFC 8794, section 4).
+    FFmpeg reads such a file as if it were complete. The size of its segment follows the segment's
+    ID, 18 53 80 67 (RFC 9559, section 5.1.4), as a number of variable length (RFC 8794, section 4).
     """
     with path.open("rb") as file:
         head = file.read(128)
     offset_size = head.find(b"\x18\x53\x80\x67") + 4
     if not head.startswith(b"\x1a\x45\xdf\xa3") or offset_size < 4:
         return False
-    # The number of leading zero bits says how long the size is; all ones mean that it was not known.
+    # The number of leading zero bits says how long the size is; all ones mean that it was not
+    # known.
     length = 9 - head[offset_size].bit_length()
     unknown = (1 << 7 * length) - 1
     size = int.from_bytes(head[offset_size : offset_size + length]) & unknown

@@ -19,7 +19,8 @@ def display_size(
 ) -> tuple[float, float]:
     """Return width and height of a picture, upright and in square pixels.
 
-    `pixel_aspect` is the width of a pixel over its height; beyond 1:8 and 8:1 it is taken for an error.
+    `pixel_aspect` is the width of a pixel over its height; beyond 1:8 and 8:1 it is taken for an
+    error.
     """
     width = float(frame.width)
     if pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8:
@@ -31,11 +32,13 @@ def display_size(
 
 
 def find_flips(frame: VideoFrame) -> list[Filter]:
-    """Return the filters that obey the frame's display matrix, like `ffmpeg -autorotate`, for quarter turns only.
+    """Return the filters that obey the frame's display matrix, for quarter turns only.
 
-    It is read off the first frame: PyAV's side data keeps every frame that is asked for it in memory for long.
+    `ffmpeg -autorotate` does the same. The matrix is read off the first frame: PyAV's side data
+    keeps every frame that is asked for it in memory for long.
     """
-    # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo pair.
+    # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo
+    # pair.
     unknown = [
         ("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)
     ]
@@ -44,7 +47,8 @@ def find_flips(frame: VideoFrame) -> list[Filter]:
     data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
     if data is None:
         return []
-    # Of the matrix's 3x3 numbers these are a, b, c, d: column x goes to a x + c y, row y to b x + d y.
+    # Of the matrix's 3x3 numbers these are a, b, c, d: column x goes to a x + c y, row y to b x + d
+    # y.
     signs = np.sign(np.frombuffer(bytes(data), np.int32)[[0, 1, 3, 4]]).reshape(2, 2)
     # At a quarter turn, each row and each column of the four has one number that is not 0.
     if any((np.abs(signs).sum(axis) != 1).any() for axis in (0, 1)):
@@ -56,7 +60,7 @@ def find_flips(frame: VideoFrame) -> list[Filter]:
 
 
 def read_form(frame: VideoFrame) -> dict[str, Any]:
-    """Return what of a frame decides how it must be converted, as options of FFmpeg's buffer filter."""
+    """Return what decides how a frame must be converted, as options of FFmpeg's buffer filter."""
     return {
         "video_size": f"{frame.width}x{frame.height}",
         "pix_fmt": frame.format.name,

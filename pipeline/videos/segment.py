@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Segment(NamedTuple):
     """The frames of a video that are shown from `start` on and before `end`.
 
-    Both count seconds since the first frame, or frames from 0. An `end` of infinity is the end of the video. `number`
-    counts from 1 and tells equal segments of a video apart.
+    Both count seconds since the first frame, or frames from 0. An `end` of infinity is the end of
+    the video. `number` counts from 1 and tells equal segments of a video apart.
     """
 
     start: float
@@ -18,9 +18,10 @@ class Segment(NamedTuple):
     number: int = 1
 
     def __str__(self) -> str:
-        """Write it as a media fragment: t=1.5,4 (seconds) or frames=10,50; t=1.5,4;2 is the second such segment.
+        """Write it as a media fragment: t=1.5,4 (seconds) or frames=10,50.
 
-        Seconds are rounded to microseconds, since the text becomes a part of file names.
+        t=1.5,4;2 is the second such segment. Seconds are rounded to microseconds, since the text
+        becomes a part of file names.
         """
         unit = "frames" if self.in_frames else "t"
         start = _format_number(self.start)

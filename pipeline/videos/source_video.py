@@ -1,7 +1,7 @@
 """A user's video, frame by frame and on time, or the reason why it cannot be used.
 
-Anything that does not decode cleanly makes the whole video unusable: training must never meet a picture that a decoder
-had to guess.
+Anything that does not decode cleanly makes the whole video unusable: training must never meet a
+picture that a decoder had to guess.
 """
 
 import math
@@ -23,9 +23,10 @@ from adamae.pipeline.videos.timing import START, SeekPoint, read_timing
 
 # Each with the tick at which it is shown.
 Frames = Iterator[tuple[int, VideoFrame]]
-# By so much of a frame it may be shown before a segment's start: times are rounded to milliseconds.
+# A frame still belongs to a segment if it is shown by this fraction of a frame before the start:
+# times are rounded to milliseconds.
 EARLY_FRAMES = 0.05
-# Of a segment beyond the video's end: annotations round.
+# By which a segment may end after its video: annotations are rounded.
 MAX_EXCESS_S = 0.5
 
 
@@ -64,9 +65,10 @@ class SourceVideo:
         return open_source(self.path, self._fps)
 
     def find_ticks(self, segment: Segment | None) -> tuple[int, float]:
-        """Return the first tick of a segment and the one after its last; None is the whole video, which ends at inf.
+        """Return the first tick of a segment and the one after its last.
 
-        Raise VideoError if the segment is not in the video.
+        None is the whole video, which ends at inf. Raise VideoError if the segment is not in the
+        video.
         """
         if segment is None:
             return 0, math.inf
@@ -104,8 +106,8 @@ class SourceVideo:
     ) -> Iterator[tuple[int | Fraction, VideoFrame]]:
         """Yield the frames of a segment that are shown every `step` ticks, each with its tick.
 
-        A tick without a frame of its own repeats the last one. Raise VideoError if the segment is not in the video, or
-        at the first frame that is not intact.
+        A tick without a frame of its own repeats the last one. Raise VideoError if the segment is
+        not in the video, or at the first frame that is not intact.
         """
         first, end = self.find_ticks(segment)
         for tick, frame in subsample(self.decode(first), step, first):
@@ -114,10 +116,11 @@ class SourceVideo:
             yield tick, frame
 
     def decode(self, first: int) -> Frames:
-        """Yield (tick, frame) from a key frame at or before tick `first` on; from the start if none can be decoded.
+        """Yield (tick, frame) from a key frame at or before tick `first` on.
 
-        Ticks count from 0, also where a decoder had to wait for a key frame, and never decrease. Raise VideoError at
-        the first frame that is not intact.
+        If none can be decoded, start at the beginning. Ticks count from 0, also where a decoder had
+        to wait for a key frame, and never decrease. Raise VideoError at the first frame that is not
+        intact.
         """
         start = self.timing.find_seek_point(first)
         offset = 0
@@ -151,7 +154,10 @@ def _round_up(value: float, unit: Fraction) -> float:
 def read_frames(
     container: InputContainer, stream: VideoStream, start: SeekPoint = START
 ) -> Iterator[VideoFrame]:
-    """Yield the frames in display order, from `start` on; raise VideoError at the first that is not intact."""
+    """Yield the frames in display order, from `start` on.
+
+    Raise VideoError at the first one that is not intact.
+    """
     count = start.number
     try:
         packets = container.demux(stream)
@@ -179,7 +185,11 @@ def read_frames(
 
 
 def with_end_ticks(frames: Frames) -> Frames:
-    """Turn (tick, frame) into (end, frame): the frame is shown until tick `end`, which has a frame of its own."""
+    """Turn (tick, frame) into (end, frame): the frame is shown until tick `end`.
+
+    That tick has a frame of its own. Frames at ticks 0, 1 and 3 end at 1, 3 and 4: the second one
+    is shown at tick 2, too.
+    """
     tick = 0
     shown = None
     for tick, frame in frames:
@@ -193,7 +203,10 @@ def with_end_ticks(frames: Frames) -> Frames:
 def subsample(
     frames: Frames, step: int | Fraction, first: int = 0
 ) -> Iterator[tuple[int | Fraction, VideoFrame]]:
-    """Yield (tick, frame) at ticks first, first + step, …: a tick without a frame of its own repeats the last one."""
+    """Yield (tick, frame) at ticks first, first + step, …
+
+    A tick without a frame of its own repeats the last one.
+    """
     tick: int | Fraction = first
     for end, frame in with_end_ticks(frames):
         while tick < end:

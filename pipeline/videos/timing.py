@@ -12,12 +12,13 @@ from av.video.stream import VideoStream
 
 from adamae.pipeline.decoding.video import times_tell_frames
 
-# A screen may stand still for as long; where a gap is longer, and MAX_JUMP usual ones, the clock has jumped.
+# A recorded screen may stand still for this long. A gap that is longer, and longer than MAX_JUMP
+# usual ones, is a jump of the clock.
 MAX_GAP_S = 600.0
 MAX_JUMP = 100
-# Of a rate that a header alone says.
+# The highest rate to be believed if only a header declares it.
 MAX_DECLARED_FPS = 1000
-# Of a rate by the frames' times; broken ones count units of 1/90,000 s.
+# The highest rate to be believed by the frames' times; broken ones count units of 1/90,000 s.
 MAX_FPS = 60_000
 # FFmpeg's AVFMT_NOTIMESTAMPS (libavformat/avformat.h).
 NO_TIMESTAMPS = 0x80
@@ -39,16 +40,17 @@ START = SeekPoint(0, 0, 0, 0)
 class Timing:
     """When frames are shown, in ticks: units of 1 / `rate` seconds, from 0 at the first frame.
 
-    At a constant rate, frame k is shown at tick k. Where a recorder at 30 frames a second has lost the third frame,
-    `ticks` is [0, 1, 3, 4, …], and the second frame is shown at tick 2 too.
+    At a constant rate, frame k is shown at tick k. Where a recorder at 30 frames a second has lost
+    the third frame, `ticks` is [0, 1, 3, 4, …], and the second frame is shown at tick 2 too.
     """
 
-    # Frames a second.
+    # In frames a second.
     rate: Fraction
     num_packets: int
-    # Of the frames' times in the stream's units, ascending; None: they only tell when the n-th frame is shown.
+    # The frames' times in the stream's units, ascending; None if a frame's time does not tell which
+    # one it is.
     times: Sequence[int] | None
-    # Of the frames, ascending; None: frames are evenly spaced, and are simply counted.
+    # The frames' ticks, ascending; None if frames are evenly spaced, so that counting them will do.
     ticks: Sequence[int] | None = None
     # Ascending.
     seek_points: list[SeekPoint] = field(default_factory=lambda: [START])
@@ -85,9 +87,9 @@ class _Packet(NamedTuple):
 def read_timing(container: InputContainer, stream: VideoStream) -> Timing:
     """Read all packets of `stream` without decoding them; leave `container` at its end.
 
-    A video whose frames all fall on their own tick of a constant rate has a constant frame rate, however its container
-    rounds. The others keep their clock: a tick without a frame repeats the last one. A clock that runs backwards is
-    ignored; where it jumps, it is taken to continue.
+    A video whose frames all fall on their own tick of a constant rate has a constant frame rate,
+    however its container rounds. The others keep their clock: a tick without a frame repeats the
+    last one. A clock that runs backwards is ignored; where it jumps, it is taken to continue.
     """
     packets = [
         _Packet(packet.pts, packet.dts, packet.is_keyframe, packet.is_discard)
@@ -136,21 +138,34 @@ def _find_seek_points(
 def _fit_clock(
     times: list[int], unit: Fraction, declared: Fraction
 ) -> tuple[Fraction, list[int] | None]:
-    """Return the rate of frames shown at `times`, ascending, and their ticks, None if every frame has its own."""
+    """Return the rate of frames shown at `times`, ascending, and their ticks.
+
+    The ticks are None if every frame has its own. `unit` is what `times` count in, in seconds;
+    `declared` is the rate that the file names. Frames at 0, 33, 67, 133 and 167 ms have 30 a
+    second, and the ticks 0, 1, 2, 4 and 5: one is missing.
+    """
     gaps = np.diff(times) * float(unit)
     if gaps.mean() <= 1 / MAX_FPS:
         return declared, None
-    # With frames missing, or a still picture, the usual gap is the true one; rounding to milliseconds evens out.
+    # With frames missing, or a still picture, the usual gap is the true one; rounding to
+    # milliseconds evens out.
     median = np.median(gaps)
     typical = gaps[abs(gaps - median) <= median / 2]
     usual = typical.mean() if typical.sum() > 0 else gaps.mean()
-    gaps[gaps > max(MAX_GAP_S, MAX_JUMP * usual)] = usual
+    is_jump = gaps > max(MAX_GAP_S, MAX_JUMP * usual)
+    gaps[is_jump] = usual
     clock = np.append(0, np.cumsum(gaps))
+    # If no frame is missing, the mean of all gaps is the most exact rate.
     for rate in (declared, _round_rate(1 / gaps.mean(), declared)):
-        if (np.rint(clock * float(rate)) == np.arange(len(times))).all():
+        ticks = np.rint(clock * float(rate))
+        if (ticks == np.arange(len(times))).all():
             return rate, None
-    rate = _round_rate(1 / usual, declared, float(unit) / max(typical.sum(), usual))
-    return rate, np.rint(clock * float(rate)).astype(int).tolist()
+    # Times are whole numbers of units, so the rate is as exact as one unit in the time that it was
+    # measured over.
+    error = float(unit) / max(typical.sum(), usual)
+    rate = _round_rate(1 / usual, declared, error)
+    ticks = np.rint(clock * float(rate))
+    return rate, ticks.astype(int).tolist()
 
 
 def _first_plausible(*rates: Fraction | None) -> Fraction:
@@ -162,8 +177,16 @@ def _first_plausible(*rates: Fraction | None) -> Fraction:
 
 
 def _round_rate(rate: float, declared: Fraction, error: float = 0) -> Fraction:
-    """Return the declared rate or a usual one if it is within 0.1 % or the relative `error`; else `rate` itself."""
-    for candidate in (declared, Fraction(round(rate)), Fraction(round(rate * 1.001) * 1000, 1001)):
-        if abs(rate / float(candidate or 1) - 1) < max(1e-3, error):
+    """Return the declared rate or a usual one, if `rate` is near it; else `rate` itself.
+
+    Near means within 0.1 % or the relative `error`. If nothing near is declared, 29.96 frames a
+    second are taken for 30000/1001, and 29.98 for 30.
+    """
+    whole = Fraction(round(rate))
+    # NTSC's: 24000/1001, 30000/1001, 60000/1001.
+    ntsc = Fraction(round(rate * 1.001) * 1000, 1001)
+    for candidate in (declared, whole, ntsc):
+        deviation = abs(rate / float(candidate or 1) - 1)
+        if deviation < max(1e-3, error):
             return candidate
     return Fraction(rate).limit_denominator(1000)

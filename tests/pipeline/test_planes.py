@@ -13,7 +13,8 @@ from made_videos import encode, write_shards
 
 from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.decoding.decode_worker import Chunk, DecodeWorker, WorkerSetup
+from adamae.pipeline.decoding.chunks import Chunk, WorkerSetup
+from adamae.pipeline.decoding.decode_worker import DecodeWorker
 from adamae.pipeline.decoding.joining import GpuCodecs
 from adamae.pipeline.decoding.planes import find_window, is_worth_uploading
 from adamae.pipeline.loader import ClipLoader
@@ -103,7 +104,7 @@ def make_clips(
     number, block = memory.acquire()
     firsts = pairwise([0, *accumulate(chunks or [len(rows)])])
     results = [worker.make_chunk(Chunk(0, first, end - first, number)) for first, end in firsts]
-    num_images = sum(clip.image is not None for result in results for clip in result.clips)
+    num_images = sum(clip.image_start is not None for result in results for clip in result.clips)
     return upload(block, memory.layout, results, CPU), num_images
 
 

@@ -21,7 +21,8 @@ from processes import wait_for
 from adamae.common.errors import InputError
 from adamae.common.jsonl import append_line
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.decoding.decode_worker import Chunk, DecodeWorker
+from adamae.pipeline.decoding.chunks import Chunk
+from adamae.pipeline.decoding.decode_worker import DecodeWorker
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.reading import storage
 from adamae.pipeline.reading.cache import ShardCache, user_cache_dir
