@@ -77,7 +77,8 @@ def _list_probes(dataset: ShardDataset, codec: str, side_step: int) -> Iterator[
             yield index
 
 
-@lru_cache(maxsize=16)  # a run opens several loaders
+# A run opens several loaders.
+@lru_cache(maxsize=16)
 def try_decoding(video: bytes, device: torch.device) -> str:
     """Decode the first frame of a video. Return the error, "" if there is none."""
     try:

@@ -10,8 +10,10 @@ from av.video.frame import VideoFrame
 
 # A name and its options.
 Filter = tuple[str, str]
-# The first one swaps rows and columns.
-FLIPS = (("transpose", "cclock_flip"), ("hflip", ""), ("vflip", ""))
+# Swaps rows and columns.
+TRANSPOSE = ("transpose", "cclock_flip")
+HFLIP = ("hflip", "")
+VFLIP = ("vflip", "")
 
 
 def display_size(
@@ -26,7 +28,7 @@ def display_size(
     if pixel_aspect is not None and Fraction(1, 8) < pixel_aspect < 8:
         width = float(frame.width * pixel_aspect)
     height = float(frame.height)
-    if FLIPS[0] in flips:
+    if TRANSPOSE in flips:
         return height, width
     return width, height
 
@@ -38,25 +40,31 @@ def find_flips(frame: VideoFrame) -> list[Filter]:
     keeps every frame that is asked for it in memory for long.
     """
     # PyAV cannot list side data of types that FFmpeg has got since: EXIF, the view of a stereo
-    # pair.
-    unknown = [
-        ("sidedata", f"mode=delete:type={number}") for number in range(len(Type), len(Type) + 32)
-    ]
+    # pair. So these are removed first.
+    newer_types = range(len(Type), len(Type) + 32)
+    unknown = [("sidedata", f"mode=delete:type={number}") for number in newer_types]
     graph = build_graph(read_form(frame), unknown)
     graph.push(frame)
     data = cast(Any, graph.pull()).side_data.get(Type.DISPLAYMATRIX)
     if data is None:
         return []
-    # Of the matrix's 3x3 numbers these are a, b, c, d: column x goes to a x + c y, row y to b x + d
-    # y.
-    signs = np.sign(np.frombuffer(bytes(data), np.int32)[[0, 1, 3, 4]]).reshape(2, 2)
+    matrix = np.frombuffer(bytes(data), np.int32, count=9).reshape(3, 3)
+    # With a, b in the first row and c, d in the second, the pixel at (x, y) is shown at
+    # (a x + c y, b x + d y).
+    signs = np.sign(matrix[:2, :2])
     # At a quarter turn, each row and each column of the four has one number that is not 0.
-    if any((np.abs(signs).sum(axis) != 1).any() for axis in (0, 1)):
+    is_nonzero = np.abs(signs)
+    if (is_nonzero.sum(axis=0) != 1).any() or (is_nonzero.sum(axis=1) != 1).any():
         return []
-    swaps_sides = signs[0, 0] == 0
     mirrors_x, mirrors_y = signs.sum(axis=0) < 0
-    is_needed = (swaps_sides, mirrors_x, mirrors_y)
-    return [flip for flip, needed in zip(FLIPS, is_needed, strict=True) if needed]
+    flips = []
+    if signs[0, 0] == 0:
+        flips.append(TRANSPOSE)
+    if mirrors_x:
+        flips.append(HFLIP)
+    if mirrors_y:
+        flips.append(VFLIP)
+    return flips
 
 
 def read_form(frame: VideoFrame) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+"""Datasets that several tests of the pipeline read."""
+
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ settings.load_profile("busy machines")
 
 @pytest.fixture(scope="session")
 def short_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 H.264 videos of 20 frames, 64×48, GOPs of 8; frame k of video i shows number i + k."""
-    videos = [(f"v{i:02d}", encode(20, options={"g": "8", "bf": "0"}, first=i)) for i in range(12)]
+    """Make 12 H.264 videos of 20 frames, 64×48, GOPs of 8; frame k of video i shows number i +
+    k."""
+    options = {"g": "8", "bf": "0"}
+    videos = [(f"v{i:02d}", encode(20, options=options, first=i)) for i in range(12)]
     return write_shards(tmp_path_factory.mktemp("data") / "short", videos, classes=3)
 
 
@@ -23,17 +27,19 @@ def short(short_shards: Path) -> ShardDataset:
 
 
 def store_six(codec: str, tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
+    """Make shards of six videos; frame k of video i shows number i + k."""
     videos = [(f"v{i:02d}", store(codec, 20, first=i)) for i in range(6)]
     return ShardDataset.open(write_shards(tmp_path_factory.mktemp("data") / codec, videos))
 
 
 @pytest.fixture(scope="session")
 def vp9(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
-    """6 VP9 videos of noise, which DALI decodes on the CPU too, slightly differently from PyAV."""
+    """Make 6 VP9 videos of noise, which DALI decodes on the CPU too, slightly differently from
+    PyAV."""
     return store_six("vp9", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def jpeg(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
-    """The same in MJPEG as make_shards stores it, which DALI decodes picture by picture."""
+    """Make 6 videos in MJPEG as make_shards stores it, which DALI decodes picture by picture."""
     return store_six("mjpeg", tmp_path_factory)

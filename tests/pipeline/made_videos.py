@@ -1,4 +1,7 @@
-"""Small videos and shards made on the spot: every frame's number can be read from its pixels, also after a crop."""
+"""Small videos and shards made on the spot.
+
+The number of every frame can be read from its pixels, also after a crop.
+"""
 
 import hashlib
 import io
@@ -23,12 +26,13 @@ from adamae.shard_tools.encoding.picture import FrameConverter
 from adamae.shard_tools.settings import Settings
 from adamae.shard_tools.write import index_gops, publish_tables, write_shard
 
-LEVELS = 22  # gray levels that survive any codec and any scaling
+# Gray levels that survive any codec and any scaling.
+LEVELS = 22
 
 X264 = {"preset": "ultrafast"}
 X265 = {"preset": "ultrafast", "x265-params": "keyint=10:open-gop=1:log-level=0"}
 VPX = {"g": "12", "lag-in-frames": "16", "auto-alt-ref": "1"}
-# lp=1: see av1 in shard_tools/codecs.py
+# For lp=1 see av1 in shard_tools/codecs.py.
 SVT = {"g": "12", "preset": "12", "svtav1-params": "lp=1"}
 KINDS: dict[str, dict[str, object]] = {
     "h264 without B-frames": {"options": {**X264, "g": "8", "bf": "0"}},
@@ -53,17 +57,20 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def gray(number: int) -> int:
+    """Return the level that stands for a frame's number."""
     return 20 + 10 * (number % LEVELS)
 
 
 def read_number(image: np.ndarray) -> int:
-    """Number modulo LEVELS of a frame [H, W, 3] drawn by `encode`."""
+    """Return the number, modulo LEVELS, that a frame [H, W, 3] of `encode` shows."""
     return round((float(image.mean()) - 20) / 10) % LEVELS
 
 
 def drawn(number: int, width: int, height: int, pattern: bool) -> np.ndarray:
-    """Flat gray that tells the number, uint8 [H, W, 3]; with `pattern`, a ramp and colors lie over it (not
-    readable)."""
+    """Draw a frame whose gray tells its number, uint8 [H, W, 3].
+
+    With `pattern`, ramps of red and green lie over it, and the number cannot be read.
+    """
     image = np.full((height, width, 3), gray(number), np.uint8)
     if pattern:
         image[..., 0] = np.linspace(0, 255, width)
@@ -85,12 +92,17 @@ def encode(
     rotation: int = 0,
     **muxing: str,
 ) -> bytes:
-    """Frame k is `drawn` of `first` + k; a player turns it counter-clockwise by `rotation` degrees."""
+    """Encode a video whose frame k is `drawn` of `first` + k.
+
+    A player turns it counter-clockwise by `rotation` degrees. `muxing` are options of the
+    container.
+    """
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=muxing) as output:
         output.metadata["title"] = "TITLE"
         stream = output.add_stream(codec, rate=Fraction(8))
-        stream.width, stream.height = width, height
+        stream.width = width
+        stream.height = height
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else pix_fmt
         stream.options = options or {}
         if rotation:
@@ -114,16 +126,15 @@ def remux(
     change: Callable[[av.Packet, int], av.Packet] = keep,
     **options: str,
 ) -> bytes:
-    """The packets, each as `change`(packet, number) returns it, in another container."""
+    """Write the packets, each as `change`(packet, number) returns it, to another container."""
     with tempfile.NamedTemporaryFile() as file:
         with (
             av.open(io.BytesIO(data)) as source,
             av.open(file.name, "w", format=container, options=options) as output,
         ):
             stream = output.add_stream_from_template(source.streams.video[0])
-            for number, packet in enumerate(
-                packet for packet in source.demux(video=0) if packet.size
-            ):
+            packets = [packet for packet in source.demux(video=0) if packet.size]
+            for number, packet in enumerate(packets):
                 changed = change(packet, number)
                 changed.stream = stream
                 output.mux(changed)
@@ -141,26 +152,26 @@ def store(
     first: int = 0,
     pattern: bool = False,
 ) -> bytes:
-    """What make_shards stores of frames that tell their numbers, `first` + k, with moving noise over them; with
-    `pattern`, as `encode`."""
+    """Make what make_shards stores of frames that tell their numbers, `first` + k.
+
+    Moving noise lies over them or, with `pattern`, what `drawn` draws.
+    """
     noise = np.random.default_rng(0).integers(-12, 13, (height, width, 3))
     convert = FrameConverter(CODECS[codec], None, Fraction(1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
         writer = VideoWriter(path, Settings(encode=codec, gop=gop), Fraction(8), (width, height))
         for number in range(num_frames):
-            image = drawn(first + number, width, height, pattern) + np.roll(
-                noise, 3 * number, axis=1
-            ) * (not pattern)
-            writer.write(
-                convert(av.VideoFrame.from_ndarray(image.astype(np.uint8), format="rgb24"))
-            )
+            image = drawn(first + number, width, height, pattern)
+            if not pattern:
+                image = (image + np.roll(noise, 3 * number, axis=1)).astype(np.uint8)
+            writer.write(convert(av.VideoFrame.from_ndarray(image, format="rgb24")))
         writer.close()
         return path.read_bytes()
 
 
 def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice:
-    """What a clip reads of a stored video."""
+    """Cut out what a clip reads of a stored video."""
     groups = GopIndex(index_gops(data, num_frames), len(data), num_frames)
     return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
 
@@ -175,37 +186,28 @@ def write_shards(
     broken: dict[str, bytes] | None = None,
     **columns: list[Any],
 ) -> Path:
-    """A dataset folder as shard_tools writes it; video i has label i modulo `classes`, or what `columns` say of it.
+    """Write a dataset folder as shard_tools does.
 
-    broken: what is stored, by key, instead of the video that the tables describe.
+    Video i has the label i modulo `classes`; `columns` replace fields of the samples, one value
+    each. `broken` has, by key, what is stored instead of the video that the tables describe.
     """
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as place:
+    stored = dict(videos) | (broken or {})
+    with tempfile.TemporaryDirectory() as temporary:
         pairs = []
         for number, (key, data) in enumerate(videos):
-            path, stored = Path(place, f"{number}.{container}"), (broken or {}).get(key, data)
-            path.write_bytes(stored)
-            with av.open(io.BytesIO(data)) as video:
-                count, context = (
-                    sum(1 for _ in video.decode(video=0)),
-                    video.streams.video[0].codec_context,
-                )
-                facts = context.codec.canonical_name, count, 8.0, 1, context.width, context.height
-            label, sha256 = (
-                (number % classes,) if classes else None,
-                hashlib.sha256(stored).hexdigest(),
-            )
-            sample = Sample(key, container, *facts, label, f"{key}.{container}", sha256)
-            pairs.append(
-                (
-                    replace(sample, **{name: values[number] for name, values in columns.items()}),
-                    path,
-                )
-            )
-        shards = [
-            write_shard(folder, f"shard-{number:06d}.tar", pairs[start : start + per_shard])
-            for number, start in enumerate(range(0, len(videos), per_shard))
-        ]
+            path = Path(temporary, f"{number}.{container}")
+            path.write_bytes(stored[key])
+            sample = describe_video(key, data, container, stored[key])
+            if classes:
+                sample = replace(sample, labels=(number % classes,))
+            for name, values in columns.items():
+                sample = replace(sample, **{name: values[number]})
+            pairs.append((sample, path))
+        shards = []
+        for start in range(0, len(videos), per_shard):
+            name = f"shard-{len(shards):06d}.tar"
+            shards.append(write_shard(folder, name, pairs[start : start + per_shard]))
     info = DatasetInfo(
         len(videos),
         sum(sample.num_frames for sample, _ in pairs),
@@ -218,8 +220,32 @@ def write_shards(
     return folder
 
 
+def describe_video(key: str, data: bytes, container: str, stored: bytes) -> Sample:
+    """Return the row of the sample table for a video, with the hash of what is stored of it."""
+    with av.open(io.BytesIO(data)) as video:
+        num_frames = sum(1 for _ in video.decode(video=0))
+        context = video.streams.video[0].codec_context
+        codec, width, height = context.codec.canonical_name, context.width, context.height
+    return Sample(
+        key,
+        container,
+        codec,
+        num_frames,
+        fps=8.0,
+        frame_stride=1,
+        width=width,
+        height=height,
+        labels=None,
+        source=f"{key}.{container}",
+        sha256=hashlib.sha256(stored).hexdigest(),
+    )
+
+
 def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) -> ShardDataset:
-    """The same shards with bytes flipped inside the videos of `keys`, after sharding."""
+    """Copy shards, and flip the bits of a byte in each of the videos `keys`.
+
+    The byte lies at the fraction `start` of its video.
+    """
     dataset = ShardDataset.open(shutil.copytree(source, folder))
     for index, sample in enumerate(dataset.samples):
         if sample.key in keys:

@@ -1,4 +1,7 @@
-"""Shared memory that cannot be had is an error in one sentence. What lies in it, and for how long: test_worker_pool."""
+"""Shared memory that cannot be had is an error in one sentence.
+
+test_worker_pool.py is about what lies in it, and for how long.
+"""
 
 import resource
 from types import SimpleNamespace
@@ -24,12 +27,12 @@ def test_memory_that_cannot_be_locked_is_an_error(monkeypatch: pytest.MonkeyPatc
     [(resource.RLIMIT_FSIZE, "File too large"), (resource.RLIMIT_AS, "Cannot allocate memory")],
 )
 def test_a_limit_of_the_shell_is_an_error(kind: int, reason: str) -> None:
-    memory, before = ClipMemory(LAYOUT._replace(slot_bytes=2**40)), resource.getrlimit(kind)
+    memory = ClipMemory(LAYOUT._replace(slot_bytes=2**40))
+    before = resource.getrlimit(kind)
+    message = rf"another batch of 3\.3 TB \({reason}\): lower the batch size"
     resource.setrlimit(kind, (2**40, before[1]))
     try:
-        with pytest.raises(
-            InputError, match=rf"another batch of 3\.3 TB \({reason}\): lower the batch size"
-        ):
+        with pytest.raises(InputError, match=message):
             memory.acquire()
     finally:
         resource.setrlimit(kind, before)

@@ -1,4 +1,4 @@
-"""Videos of clips joined into one: every frame is the one that it is in its own video, bit for bit."""
+"""Videos that are joined into one: every frame is the same as in its own video, bit for bit."""
 
 import io
 
@@ -15,30 +15,34 @@ from adamae.pipeline.shards.gops import VideoSlice
 from adamae.shard_tools.codecs import CODECS
 
 NUM_FRAMES = 21
-# Frames of each clip: groups in a row and apart, frames that repeat, whole and half used groups.
-WANTED = [(0, 1, 2, 3), (7, 8, 9, 10), (2, 10, 18, 18), (20, 20, 20, 20), (5, 9, 13, 17)]
+# The frames of each clip: groups in a row and apart, repeated frames, whole and half used groups.
+CLIPS = [(0, 1, 2, 3), (7, 8, 9, 10), (2, 10, 18, 18), (20, 20, 20, 20), (5, 9, 13, 17)]
 
 
 def cut_clips(codec: str, **settings: int) -> list[VideoSlice]:
-    """Cut the slices of WANTED out of videos that show other frames each."""
-    return [
-        cut_video(store(codec, NUM_FRAMES, first=5 * number, **settings), wanted, NUM_FRAMES)
-        for number, wanted in enumerate(WANTED)
-    ]
+    """Cut the slices of CLIPS out of videos that show other frames each."""
+    slices = []
+    for index, numbers in enumerate(CLIPS):
+        data = store(codec, NUM_FRAMES, first=5 * index, **settings)
+        slices.append(cut_video(data, numbers, NUM_FRAMES))
+    return slices
 
 
 def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarray]:
     """Lay slices into a block as a decode worker does, two views of each."""
-    rows = [PlanRow(0, 0, (0, 1, 2, 3), Crop(3 * i, i, 32, 24), flip=bool(i)) for i in (0, 1)]
-    videos, start = {}, 0
-    for number, video in enumerate(slices):
+    frames = (0, 1, 2, 3)
+    rows = [
+        PlanRow(0, 0, frames, Crop(0, 0, 32, 24), flip=False),
+        PlanRow(0, 0, frames, Crop(3, 1, 32, 24), flip=True),
+    ]
+    videos = {}
+    start = 0
+    for index, video in enumerate(slices):
         groups = find_groups(video)
         assert groups is not None
-        size = len(video.data)
-        videos[2 * number] = EncodedVideo(
-            slice(start, start + size), *groups, video.num_frames, video.numbers, rows
-        )
-        start += size
+        span = slice(start, start + len(video.data))
+        videos[2 * index] = EncodedVideo(span, *groups, video.num_frames, video.numbers, rows)
+        start = span.stop
     return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
 
 
@@ -46,18 +50,18 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
 def test_joined_clips_are_decoded_as_alone(codec: str) -> None:
     slices = cut_clips(codec)
     (joined,) = join_videos(*lay_out(slices))
-    frames = decode_frames(
-        joined.data.tobytes(), joined.numbers, sum(video.num_frames for video in slices)
-    )
+    num_frames = sum(video.num_frames for video in slices)
+    frames = decode_frames(joined.data.tobytes(), joined.numbers, num_frames)
     assert joined.numbers == sorted(set(joined.numbers))
     assert [cut.clip for cut in joined.cuts] == list(range(2 * len(slices)))
     for cut in joined.cuts:
         video = slices[cut.clip // 2]
         alone = decode_frames(video.data, video.numbers, video.num_frames)
-        assert np.array_equal(np.stack([frames[cut.first + number] for number in cut.order]), alone)
+        clip = np.stack([frames[cut.first + index] for index in cut.order])
+        assert np.array_equal(clip, alone)
     with av.open(io.BytesIO(joined.data)) as container:
         times = [packet.dts for packet in container.demux(video=0) if packet.size]
-    assert len(times) == sum(video.num_frames for video in slices)
+    assert len(times) == num_frames
     assert len(set(np.diff(times))) == 1, "no gaps, and never back"
 
 

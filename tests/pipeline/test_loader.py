@@ -1,4 +1,4 @@
-"""Batches hold what the plan says: frames, crops, flips, order, replacements; and nothing is left behind."""
+"""Batches hold what the plan says: frames, crops, flips, order, replacements."""
 
 import gc
 import json
@@ -32,9 +32,8 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.shard_tools.codecs import CODECS
 
 
-@pytest.mark.parametrize(
-    ("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)]
-)  # of 8 that are stored
+# The stored videos have 8 frames a second.
+@pytest.mark.parametrize(("repeats", "fps"), [(1, 8), (1, 8 / 3), (2, 8), (1, 3), (1, 12)])
 @pytest.mark.parametrize(
     ("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")]
 )
@@ -49,28 +48,22 @@ def test_clips_show_the_frames_of_the_plan(
         assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.clip.is_contiguous()
-        assert batch.labels.tolist() == [
-            int(key[1:]) % 3 if source == "short" else -1 for key in batch.keys
-        ]
+        for key, label in zip(batch.keys, batch.labels.tolist(), strict=True):
+            assert label == (int(key[1:]) % 3 if source == "short" else -1)
 
 
 def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path) -> None:
     videos = [(f"v{i}", encode(8, first=i)) for i in range(4)]
-    labels, captions = (
-        [(0, 2), (), (1,), (0,)],
-        [{"caption": "a dog"}, {}, {"caption": "ein Hund", "views": 3}, {}],
-    )
-    folder = write_shards(tmp_path / "shards", videos, classes=3, labels=labels, fields=captions)
-    dataset, marks = (
-        ShardDataset.open(folder),
-        {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]},
-    )
+    labels = [(0, 2), (), (1,), (0,)]
+    fields = [{"caption": "a dog"}, {}, {"caption": "ein Hund", "views": 3}, {}]
+    folder = write_shards(tmp_path / "shards", videos, classes=3, labels=labels, fields=fields)
+    dataset = ShardDataset.open(folder)
+    marks = {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]}
+    captions = {"v0": "a dog", "v1": None, "v2": "ein Hund", "v3": None}
     config = DataConfig(frame_stride=1, fields=["caption"])
     for batch in first_batches(dataset, config, 2):
         assert batch.labels.tolist() == [marks[key] for key in batch.keys]
-        assert batch.fields == {
-            "caption": [captions[int(key[1:])].get("caption") for key in batch.keys]
-        }
+        assert batch.fields == {"caption": [captions[key] for key in batch.keys]}
     assert first_batches(dataset, DataConfig(frame_stride=1), 1)[0].fields == {}
     with pytest.raises(
         InputError, match=r"has the field text of data\.fields: they have caption, views"
@@ -79,21 +72,21 @@ def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path)
 
 
 def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
-    """Red grows from left to right, green from top to bottom: their values at the borders of the clip tell the box."""
+    """Red grows from left to right, green from top to bottom, so a clip's borders tell its box."""
     video = store("vp9", 8, width=320, height=240, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
     config = DataConfig(frame_stride=1, repeats=2)
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
-    clips = (
-        torch.cat([batch.clip for batch in first_batches(dataset, config, 4)]).numpy().astype(float)
-    )
+    batches = first_batches(dataset, config, 4)
+    clips = torch.cat([batch.clip for batch in batches]).numpy().astype(float)
     for clip, row in zip(clips, rows, strict=True):
-        red, green = clip[0, :, :, 0].mean(0) * 320 / 255, clip[0, :, :, 1].mean(1) * 240 / 255
-        found = np.array([red[0], red[-1], green[0], green[-1]])
+        red = clip[0, :, :, 0].mean(0) * 320 / 255
+        green = clip[0, :, :, 1].mean(1) * 240 / 255
         x, y, width, height = row.crop
-        across = (x + width, x) if row.flip else (x, x + width)
-        assert np.abs(found - [*across, y, y + height]).max() < width / 64 + 4
+        left, right = (red[-1], red[0]) if row.flip else (red[0], red[-1])
+        borders = np.array([left, right, green[0], green[-1]])
+        assert np.abs(borders - [x, x + width, y, y + height]).max() < width / 64 + 4
 
 
 @pytest.mark.parametrize(
@@ -102,17 +95,18 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
 def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
     request: pytest.FixtureRequest, source: str, decoder: Decoder
 ) -> None:
-    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers, and so not on which videos are
-    joined for it: in batches of two clips, none."""
+    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers.
+
+    So they do not depend on which videos are joined for it: in batches of two clips, none.
+    """
     dataset = request.getfixturevalue(source)
 
     def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
         config = DataConfig(
             frame_stride=1, repeats=2, decoder=decoder, num_workers=threads, prefetch=prefetch
         )
-        return torch.cat(
-            [batch.clip for batch in first_batches(dataset, config, count, first, batch_size=size)]
-        )
+        batches = first_batches(dataset, config, count, first, batch_size=size)
+        return torch.cat([batch.clip for batch in batches])
 
     whole = clips(0, 9, threads=1, prefetch=1)
     assert torch.equal(clips(0, 9, threads=4, prefetch=3), whole)
@@ -130,9 +124,8 @@ def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
         for step in (5, 6, 2, 3):
             batches = list(loader.microbatches(step))
             check_frames(batches, plan, vp9, first=step * 3)
-            assert [place for batch in batches for place in batch.positions] == [
-                *range(step * 6, step * 6 + 6)
-            ]
+            positions = [*batches[0].positions, *batches[1].positions, *batches[2].positions]
+            assert positions == list(range(step * 6, step * 6 + 6))
             assert [batch.is_last for batch in batches] == [False, False, True]
         assert loader.counters["clips"] == 24
 
@@ -143,12 +136,11 @@ def test_an_evaluation_plan_ends(short: ShardDataset) -> None:
     plan = EvaluationPlan(short, config, batch_size=9, rank=1, world_size=2, **settings)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
-    assert [batch.positions for batch in batches] == [
-        [r.position for r in plan.batch(index)] for index in range(4)
-    ]
-    with ClipLoader(
-        short, EvaluationPlan(short, config, batch_size=27, **settings), CPU, config, None
-    ) as loader:
+    assert len(batches) == 4
+    for index, batch in enumerate(batches):
+        assert batch.positions == [row.position for row in plan.batch(index)]
+    plan = EvaluationPlan(short, config, batch_size=27, **settings)
+    with ClipLoader(short, plan, CPU, config, None) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]
 
 
@@ -158,20 +150,19 @@ def test_bad_videos_are_replaced_and_recorded(
 ) -> None:
     bad = {"v02", "v05"}
     dataset = broken_copy(Path(request.getfixturevalue(source).folder), tmp_path / "broken", bad)
-    config, report = (
-        DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9),
-        tmp_path / "quarantine.jsonl",
-    )
-    for _ in range(2):  # a resumed run does not record them again
+    config = DataConfig(frame_stride=1, decoder=decoder, max_bad_fraction=0.9)
+    report = tmp_path / "quarantine.jsonl"
+    # The second time is a resumed run, which does not record them again.
+    for _ in range(2):
         with open_loader(dataset, config, report) as (plan, loader):
             batches = list(islice(loader.batches(0), 6))
-            assert 0 < check_frames(batches, plan, dataset, bad=bad) <= loader.counters["bad_clips"]
+            num_replaced = check_frames(batches, plan, dataset, bad=bad)
+            assert 0 < num_replaced <= loader.counters["bad_clips"]
         lines = [json.loads(line) for line in report.read_text().splitlines()]
         assert sorted(line["key"] for line in lines) == sorted(bad), "each once"
-        assert all(
-            "changed since the shard was made" in line["reason"] and "shard-" in line["where"]
-            for line in lines
-        )
+        for line in lines:
+            assert "changed since the shard was made" in line["reason"]
+            assert "shard-" in line["where"]
 
 
 def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_path: Path) -> None:
@@ -191,26 +182,27 @@ def test_in_an_evaluation_every_bad_video_is_an_error(short_shards: Path, tmp_pa
 def test_the_next_two_batches_are_made_while_the_step_runs(
     short: ShardDataset, settings: dict[str, int], size: int
 ) -> None:
-    """As many as there may be, or as many as fit into the memory allowed: a batch of 4 × 8 × 128×128 is 1.5 MiB."""
-    with open_loader(
-        short, DataConfig(frame_stride=1, num_workers=1, **settings), image_size=size
-    ) as (_, loader):
+    """As many as there may be, or as many as fit into memory: 4 × 8 × 128×128 take 1.5 MiB."""
+    config = DataConfig(frame_stride=1, num_workers=1, **settings)
+    with open_loader(short, config, image_size=size) as (_, loader):
         batches = loader.batches(0)
         next(batches)
         with mmap.mmap(loader.memory.fileno(), 0) as memory:
-            written = (
-                loader.memory.block_bytes * np.arange(1, 3) + (3 * 8 + 7) * size**2 * 3
-            )  # the last frames
-            assert wait_for(
-                lambda: all(memory[start : start + 9] != bytes(9) for start in written), 30
-            )
+            # Where the last frame of each batch begins: the eighth of the fourth clip.
+            last_frame = (3 * 8 + 7) * size**2 * 3
+            starts = [number * loader.memory.block_bytes + last_frame for number in (1, 2)]
+
+            def are_written() -> bool:
+                return all(memory[start : start + 9] != bytes(9) for start in starts)
+
+            assert wait_for(are_written, 30)
             assert wait_for(lambda: are_asleep(list_workers()), 30)
         next(batches)
         assert loader.counters["batches_ready"] == 2, "and no more"
 
 
 def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
-    """A type with a shape, made again for every clip, was 2 MiB per minute until garbage was collected."""
+    """A type with a shape, made for every clip, was 2 MiB a minute until garbage was collected."""
     with open_loader(short, DataConfig(frame_stride=1, num_workers=1)) as (_, loader):
         batches = loader.batches(0)
         deque(islice(batches, 3), maxlen=0)
@@ -223,10 +215,10 @@ def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
             gc.enable()
 
 
+# test_video.py has all kinds on a CPU.
 EXACT = [
-    *(
-        (kind, "cpu", "pyav") for kind in ("h264 with B-frames", "av1 with hidden frames")
-    ),  # all: test_video.py
+    ("h264 with B-frames", "cpu", "pyav"),
+    ("av1 with hidden frames", "cpu", "pyav"),
     *(pytest.param(kind, "cuda", "pyav", marks=pytest.mark.gpu) for kind in KINDS),
 ]
 
@@ -234,12 +226,11 @@ EXACT = [
 def load_one_video(
     video: bytes, length: int, device: str, decoder: Decoder, tmp_path: Path, container: str = "mp4"
 ) -> tuple[ShardDataset, RowsPlan, dict[str, float]]:
-    """Check that every frame of clips from anywhere in it is the one asked for."""
-    dataset = ShardDataset.open(
-        write_shards(tmp_path / "shards", [("v0", video)], container=container)
-    )
-    width, height = dataset.samples[0].width, dataset.samples[0].height
-    plan = plan_one_video(length, Crop(0, 0, width, height))
+    """Check that every frame of clips from anywhere in a video is the one asked for."""
+    folder = write_shards(tmp_path / "shards", [("v0", video)], container=container)
+    dataset = ShardDataset.open(folder)
+    sample = dataset.samples[0]
+    plan = plan_one_video(length, Crop(0, 0, sample.width, sample.height))
     config = DataConfig(decoder=decoder)
     with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
         for index, batch in enumerate(loader.batches(0)):
@@ -249,12 +240,17 @@ def load_one_video(
         return dataset, plan, loader.counters
 
 
+def side_lengths(device: str) -> tuple[int, int]:
+    """Return width and height of videos for a device: NVDEC takes no small ones."""
+    return (192, 160) if device == "cuda" else (64, 48)
+
+
 @pytest.mark.parametrize(("kind", "device", "decoder"), EXACT)
 def test_every_frame_is_the_one_asked_for(
     kind: str, device: str, decoder: Decoder, tmp_path: Path
 ) -> None:
     """From videos as others have encoded them."""
-    width, height = (192, 160) if device == "cuda" else (64, 48)  # NVDEC takes no small ones
+    width, height = side_lengths(device)
     video = encode(50, width=width, height=height, **KINDS[kind])  # type: ignore[arg-type]
     container = str(KINDS[kind].get("container", "mp4"))
     load_one_video(video, 50, device, decoder, tmp_path, container)
@@ -275,20 +271,18 @@ GOPS = [
 def test_only_the_gops_of_a_clip_are_read_and_decoded(
     codec: str, device: str, decoder: Decoder, tmp_path: Path
 ) -> None:
-    width, height = (192, 160) if device == "cuda" else (64, 48)
+    width, height = side_lengths(device)
     video = store(codec, 34, width=width, height=height)
     dataset, plan, counters = load_one_video(video, 34, device, decoder, tmp_path)
     gops = dataset.gops[0]
     assert gops is not None
-    slices = [
-        gops.slice_video(row.frames, lambda offset, size: video[offset : offset + size])
-        for row in plan.rows
-    ]
-    assert (
-        counters["bytes_read"]
-        == sum(len(part.data) for part in slices)
-        < len(plan.rows) * len(video)
-    )
+
+    def read(offset: int, size: int) -> bytes:
+        return video[offset : offset + size]
+
+    slices = [gops.slice_video(row.frames, read) for row in plan.rows]
+    num_bytes = sum(len(part.data) for part in slices)
+    assert counters["bytes_read"] == num_bytes < len(plan.rows) * len(video)
     assert counters["frames_decoded"] <= sum(part.num_frames for part in slices)
     assert counters["dali_clips"] == (counters["clips"] if decoder == "dali" else 0)
     assert (counters["decode_seconds"] == 0) == (decoder == "dali"), "it is PyAV's"
@@ -301,18 +295,15 @@ def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, decoder: Decoder) -> N
     dataset = ShardDataset.open(write_shards(tmp_path / "data", videos))
     expected = first_batches(dataset, DataConfig(frame_stride=1, repeats=2), 6)
     config = DataConfig(frame_stride=1, repeats=2, decoder=decoder)
-    with ClipLoader(
-        dataset, plan_of(dataset, config), torch.device("cuda"), config, None
-    ) as loader:
+    plan = plan_of(dataset, config)
+    with ClipLoader(dataset, plan, torch.device("cuda"), config, None) as loader:
         for batch, cpu in zip(loader.batches(0), expected, strict=False):
             assert batch.clip.device.type == "cuda"
-            torch.cuda._sleep(
-                50_000_000
-            )  # the step is still running when the next batch is asked for
+            # The step is still running when the next batch is asked for.
+            torch.cuda._sleep(50_000_000)
             copy = batch.clip.clone()
             assert batch.keys == cpu.keys
             assert (copy.cpu().float() - cpu.clip.float()).abs().mean() < 2
-        assert loader.counters["dali_clips"] == (
-            loader.counters["clips"] if decoder == "dali" else 0
-        )
+        num_clips = loader.counters["clips"]
+        assert loader.counters["dali_clips"] == (num_clips if decoder == "dali" else 0)
         assert loader.counters["fallback_clips"] == 0

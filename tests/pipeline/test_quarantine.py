@@ -1,6 +1,7 @@
 """What is written down of videos that do not decode."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,41 +12,44 @@ from adamae.pipeline.shards.dataset import ShardDataset
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("first_line", "num_cut_bytes"),
     [
-        *(lambda data, cut=cut: data[:-cut] for cut in (1, 20, 60)),
-        *(
-            lambda data, line=line: line + data
-            for line in (b"\xff\xfe{\n", b"[1]\n", b"null\n", b'{"key": [2]}\n')
-        ),
+        (b"", 1),
+        (b"", 20),
+        (b"", 60),
+        (b"\xff\xfe{\n", 0),
+        (b"[1]\n", 0),
+        (b"null\n", 0),
+        (b'{"key": [2]}\n', 0),
     ],
 )
-def test_a_broken_line_of_the_file_hides_no_other(short: ShardDataset, tmp_path, damage):
+def test_a_broken_line_of_the_file_hides_no_other(
+    short: ShardDataset, tmp_path: Path, first_line: bytes, num_cut_bytes: int
+) -> None:
     file = tmp_path / "quarantine.jsonl"
     for sample in (3, 5):
         Quarantine(short, file, 0.5).add(sample, "it is broken", 1, 0)
-    file.write_bytes(damaged := damage(file.read_bytes()))
+    content = file.read_bytes()
+    damaged = first_line + content[: len(content) - num_cut_bytes]
+    file.write_bytes(damaged)
     read_jsonl(file)
     assert file.read_bytes() == damaged, "a report only reads, perhaps beside the run"
-    for _ in range(2):  # the second one meets a cut line in the middle
+    # The second time, a cut line stands in the middle.
+    for _ in range(2):
         quarantine = Quarantine(short, file, 0.5)
         quarantine.add(3, "it is broken", 1, 0)
         quarantine.add(7, "it is broken", 1, 0)
-    found = [
-        line
-        for line in file.read_bytes().splitlines()
-        if line.startswith(b'{"key": "') and line.endswith(b"}")
-    ]
-    keys = [json.loads(line)["key"] for line in found]
+    lines = file.read_bytes().splitlines()
+    whole = [line for line in lines if line.startswith(b'{"key": "') and line.endswith(b"}")]
+    keys = [json.loads(line)["key"] for line in whole]
     assert keys[0] == short.samples[3].key
     assert keys[-1] == short.samples[7].key
     assert len(keys) == len(set(keys))
 
 
-def test_too_many_bad_videos_end_the_run(short: ShardDataset, tmp_path):
+def test_too_many_bad_videos_end_the_run(short: ShardDataset, tmp_path: Path) -> None:
     quarantine = Quarantine(short, tmp_path / "quarantine.jsonl", max_bad_fraction=0.02)
     quarantine.add(3, "it is broken", 4, MIN_CLIPS)
-    with pytest.raises(
-        InputError, match=r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"
-    ):
+    message = r"5 of 200 clips .* more than data.max_bad_fraction = 0.02"
+    with pytest.raises(InputError, match=message):
         quarantine.add(4, "it is broken", 5, MIN_CLIPS)

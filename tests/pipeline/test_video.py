@@ -1,4 +1,4 @@
-"""Frame k is the k-th that decodes from the start: for every codec, container and way of referring to other frames."""
+"""Frame k is the k-th that decodes from the start: for every codec, container and kind of frame."""
 
 import io
 from pathlib import Path
@@ -28,25 +28,20 @@ def decode_all(data: bytes) -> list[np.ndarray]:
 def test_the_frame_asked_for_is_the_frame_given(kind: str) -> None:
     data = encode(50, pattern=True, **KINDS[kind])  # type: ignore[arg-type]
     expected = decode_all(data)
-    lists = [[n] for n in range(50)] + [[n, min(n + 7, 49)] for n in range(50)]
-    for numbers in [
-        *lists,
-        [13, 14, 15],
-        [25, 24, 25],
-        list(range(3, 50, 4)),
-        list(range(50)),
-        [2, 40, 41],
-    ]:
-        assert np.array_equal(
-            decode_frames(data, numbers, num_frames=50), [expected[n] for n in numbers]
-        ), numbers
+    requests = [[number] for number in range(50)]
+    requests += [[number, min(number + 7, 49)] for number in range(50)]
+    requests += [[13, 14, 15], [25, 24, 25], [2, 40, 41]]
+    requests += [list(range(3, 50, 4)), list(range(50))]
+    for numbers in requests:
+        frames = decode_frames(data, numbers, num_frames=50)
+        assert np.array_equal(frames, [expected[number] for number in numbers]), numbers
 
 
 def test_no_more_is_decoded_than_needed() -> None:
     def decoded(data: bytes, numbers: list[int], num_frames: int = 50) -> int:
         video = Video(data, num_frames)
-        found = [(number, read_number(as_rgb(frame))) for number, frame in video.frames(numbers)]
-        assert found == [(number, number % LEVELS) for number in numbers]
+        shown = [(number, read_number(as_rgb(frame))) for number, frame in video.frames(numbers)]
+        assert shown == [(number, number % LEVELS) for number in numbers]
         return video.frames_decoded
 
     short = encode(50, options={"g": "8", "bf": "0"})
@@ -55,13 +50,9 @@ def test_no_more_is_decoded_than_needed() -> None:
     assert decoded(short, [0, 40]) == 2, "what lies between is jumped over"
     assert decoded(short, [1, 9]) == 4, "and the rest of a group"
     assert decoded(short, [0]) == 1
-    assert decoded(short, [25], 51) == 26, (
-        "counted from the start, as the number of frames does not fit"
-    )
-    reordered = encode(
-        50,
-        options={"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"},
-    )
+    assert decoded(short, [25], num_frames=51) == 26, "counted from the start: the number differs"
+    options = {"g": "48", "bf": "3", "b-pyramid": "none", "b_strategy": "0", "sc_threshold": "0"}
+    reordered = encode(50, options=options)
     assert decoded(reordered, [4, 16, 28]) <= 12, "B-frames that nobody asked for are left out"
     matroska = encode(50, **KINDS["h264 in mkv"])  # type: ignore[arg-type]
     with av.open(io.BytesIO(matroska)) as video:
@@ -70,11 +61,13 @@ def test_no_more_is_decoded_than_needed() -> None:
 
 
 def test_edit_lists_hide_frames() -> None:
-    """A cut that starts between keyframes: the container says to decode some frames and not to show them."""
+    """A cut between keyframes: the container says to decode some frames and not to show them."""
 
     def shift(packet: av.Packet, _: int) -> av.Packet:
-        late = round(5 / 8 / packet.time_base)  # five frames of 1/8 s
-        packet.pts, packet.dts = packet.pts - late, packet.dts - late
+        # Five frames of 1/8 s.
+        num_units = round(5 / 8 / packet.time_base)
+        packet.pts -= num_units
+        packet.dts -= num_units
         return packet
 
     cut = remux(encode(40, options={**X264, "g": "10", "bf": "2"}), "mp4", shift)
@@ -86,23 +79,22 @@ def test_edit_lists_hide_frames() -> None:
 
 def test_variable_frame_rate_and_late_start() -> None:
     def spread(packet: av.Packet, index: int) -> av.Packet:
-        packet.pts = packet.dts = int((3 + index + 0.4 * (index % 3)) / 8 / packet.time_base)
+        time_in_frames = 3 + index + 0.4 * (index % 3)
+        packet.pts = packet.dts = int(time_in_frames / 8 / packet.time_base)
         return packet
 
     data = remux(encode(30, options={**X264, "g": "10", "bf": "0"}), "mp4", spread)
-    assert [read_number(f) for f in decode_frames(data, list(range(30)), 30)] == [
-        n % LEVELS for n in range(30)
-    ]
-    assert [read_number(f) for f in decode_frames(data, [29, 11], 30)] == [29 % LEVELS, 11]
+    for numbers in (list(range(30)), [29, 11]):
+        shown = [read_number(frame) for frame in decode_frames(data, numbers, 30)]
+        assert shown == [number % LEVELS for number in numbers]
 
 
 @pytest.mark.parametrize("angle", [0, 90, 180, 270])
 def test_rotation_is_undone(angle: int) -> None:
     data = encode(1, pattern=True, rotation=angle)
     (upright,) = decode_frames(data, [0])
-    assert np.array_equal(
-        upright, np.rot90(decode_frames(encode(1, pattern=True), [0])[0], angle // 90)
-    )
+    (stored,) = decode_frames(encode(1, pattern=True), [0])
+    assert np.array_equal(upright, np.rot90(stored, angle // 90))
     height, width = upright.shape[:2]
     sample = Sample("v", "mp4", "h264", 1, 8.0, 1, width, height, None, "", "")
     scaled = np.array(Image.fromarray(upright).resize((64, 64), Image.Resampling.BILINEAR))
@@ -110,12 +102,11 @@ def test_rotation_is_undone(angle: int) -> None:
 
 
 def clip_of_one_frame(data: bytes, sample: Sample, size: int, number: int = 0) -> np.ndarray:
-    """The whole frame as the loader scales it."""
+    """Scale the whole frame as the loader does."""
     row = PlanRow(0, 0, (number,), Crop(0, 0, sample.width, sample.height), flip=False)
+    video = VideoSlice(data, row.frames, sample.num_frames)
     clips = np.empty((1, 1, size, size, 3), np.uint8)
-    CLIP_SOURCES["video"].cut_views(
-        VideoSlice(data, row.frames, sample.num_frames), sample, [row], clips
-    )
+    CLIP_SOURCES["video"].cut_views(video, sample, [row], clips)
     return clips[0, 0]
 
 
@@ -134,15 +125,16 @@ def test_frames_beyond_the_end_are_an_error() -> None:
         decode_frames(encode(10), [-1])
 
 
-@pytest.mark.slow  # decodes 40 videos whole
+# Decodes 40 videos whole.
+@pytest.mark.slow
 def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
-    """Frames through keyframes equal frames counted from the start, on what the world's encoders made."""
+    """Of what the world's encoders made, frames from keyframes equal frames counted from the
+    start."""
     if shared_folder is None:
         pytest.skip("no shared clips beside the repository")
     checked = 0
-    for path in sorted(
-        (shared_folder / "videos").glob("[de][ed][rg]*/*.*")
-    ):  # derived, edge: small
+    # The folders derived and edge, whose videos are small.
+    for path in sorted((shared_folder / "videos").glob("[de][ed][rg]*/*.*")):
         if path.suffix == ".tsv" or path.stat().st_size > 2_000_000:
             continue
         data = path.read_bytes()
@@ -159,7 +151,6 @@ def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
         sample = Sample("v", "", "", len(expected), 8.0, 1, width, height, None, "", "")
         clip = clip_of_one_frame(data, sample, 112, numbers[-1]).astype(float)
         scaled = np.array(Image.fromarray(upright).resize((112, 112), Image.Resampling.BILINEAR))
-        assert np.abs(clip - scaled).mean() < 8, (
-            path.name
-        )  # 64x64 of the finest colors; real ones: 2
+        # It is 2 for real videos; one of 64x64 pixels has the finest colors.
+        assert np.abs(clip - scaled).mean() < 8, path.name
     assert checked > 40

@@ -1,4 +1,4 @@
-"""Workers that die, hang or are stopped cost no clip: the batches are the plan's, and nothing is left behind."""
+"""Workers that die, hang or are stopped cost no clip, and leave nothing behind."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ Interpreter = Callable[[str], Path]
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> ShardDataset:
-    """Of 8 videos, v03 is in a shard that is a pipe: who reads it waits until somebody writes to it."""
+    """Make 8 videos, of which v03 is in a shard that is a pipe: whoever reads it waits forever."""
     videos = [(f"v{i:02d}", encode(20, first=i)) for i in range(8)]
     dataset = ShardDataset.open(write_shards(tmp_path / "stuck", videos, per_shard=1))
     pipe = Path(dataset.shards[3])
@@ -52,7 +52,7 @@ def stuck(tmp_path: Path) -> ShardDataset:
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interpreter:
-    """Makes workers begin with a line of shell."""
+    """Return a function that makes workers begin with a line of shell."""
     file = tmp_path / "python/python"
     file.parent.mkdir()
 
@@ -66,33 +66,37 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interpreter:
 
 
 def kill_sleepers(ended: threading.Event) -> None:
-    """Kill every worker that sleeps for half a second without doing anything: it reads from the pipe."""
+    """Kill every worker that sleeps for half a second without using the CPU: it reads the pipe."""
     naps: Counter[tuple[int, ...]] = Counter()
     while not ended.wait(0.05):
-        with suppress(FileNotFoundError, ProcessLookupError):  # one has just ended
+        # A worker may have ended since it was listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
             for worker in list_workers():
-                state, *numbers = (
-                    Path(f"/proc/{worker}/stat").read_text().rsplit(") ", 1)[1].split()
-                )
-                nap = worker, int(numbers[10]), int(numbers[11])  # with its seconds of CPU time
-                naps[nap] += state == "S"
-                if naps[nap] > 10:
-                    os.kill(worker, signal.SIGKILL)
+                # The fields behind the program's name, which is in parentheses: proc(5).
+                fields = Path(f"/proc/{worker}/stat").read_text().rsplit(") ", 1)[1].split()
+                state, user_time, system_time = fields[0], int(fields[11]), int(fields[12])
+                if state == "S":
+                    nap = worker, user_time, system_time
+                    naps[nap] += 1
+                    if naps[nap] > 10:
+                        os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("threads", "is_killed", "reason"),
     [
-        *((threads, False, "reading and decoding took more than 1 s") for threads in (1, 2)),
+        (1, False, "reading and decoding took more than 1 s"),
+        (2, False, "reading and decoding took more than 1 s"),
         (1, True, "the process that decoded it was ended by SIGKILL"),
     ],
 )
 def test_a_video_at_which_workers_hang_or_die_is_replaced(
     stuck: ShardDataset, tmp_path: Path, threads: int, is_killed: bool, reason: str
 ) -> None:
-    """The others of its chunk are decoded once more, by themselves."""
+    """The other videos of its chunk are decoded once more, by themselves."""
     config = replace(CONFIG, num_workers=threads, decode_timeout_s=60.0 if is_killed else 1.0)
-    report, ended = tmp_path / "quarantine.jsonl", threading.Event()
+    report = tmp_path / "quarantine.jsonl"
+    ended = threading.Event()
     killer = threading.Thread(target=kill_sleepers, args=(ended,))
     if is_killed:
         killer.start()
@@ -124,17 +128,19 @@ def test_no_intact_video_is_blamed_for_workers_that_are_killed(
 def test_results_that_wait_while_nobody_asks_are_no_silence(short: ShardDataset) -> None:
     with open_loader(short, replace(CONFIG, decode_timeout_s=0.5)) as (plan, loader):
         batches = loader.batches(0)
-        found = [next(batches)]
+        first = next(batches)
         workers = list_workers()
-        time.sleep(1.0)  # an evaluation
-        check_frames([*found, *islice(batches, 4)], plan, short)
+        # As long as an evaluation might take, and longer than the time-out.
+        time.sleep(1.0)
+        check_frames([first, *islice(batches, 4)], plan, short)
         assert list_workers() == workers
 
 
 def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset) -> None:
     with open_loader(short, CONFIG) as (plan, loader):
         batches = loader.batches(0)
-        first, workers = next(batches), list_workers()
+        first = next(batches)
+        workers = list_workers()
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             for worker in workers:
                 os.kill(worker, number)
@@ -147,20 +153,18 @@ def test_a_signal_to_the_whole_job_ends_no_worker(short: ShardDataset) -> None:
 )
 def test_workers_that_cannot_start_are_an_error(
     short: ShardDataset, interpreter: Interpreter, death: str, end: str
-):
+) -> None:
     interpreter(death)
-    with pytest.raises(
-        InputError, match=rf"{end} before it was ready, 3 times: .*lower data\.num_workers"
-    ):
+    message = rf"{end} before it was ready, 3 times: .*lower data\.num_workers"
+    with pytest.raises(InputError, match=message):
         first_batches(short, CONFIG, 1)
 
 
 def test_a_worker_that_is_killed_while_it_starts_is_started_again(
     short: ShardDataset, interpreter: Interpreter
-):
-    folder = interpreter(
-        'for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done'
-    )  # two starts of all
+) -> None:
+    # The first two starts, of any worker, kill themselves.
+    folder = interpreter('for n in 1 2; do mkdir "$0.$n" 2>/dev/null && kill -9 $$; done')
     assert check_first(short, CONFIG, 4)["bad_clips"] == 0
     assert len(list(folder.iterdir())) == 3, "no start was interrupted"
 
@@ -194,19 +198,21 @@ def test_memory_is_used_again_but_not_while_clips_are(short: ShardDataset) -> No
 
 
 def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
-    assert short.samples[0].key == "v00"  # opens a file that stays open
-    gc.collect()  # of other tests
+    # Looking at a sample opens a file that stays open.
+    assert short.samples[0].key == "v00"
+    # What other tests have left.
+    gc.collect()
     before = os.listdir("/proc/self/fd")
     for count in (0, 3):
         loader = ClipLoader(short, plan_of(short, CONFIG), CPU, CONFIG, None)
-        used = list(islice(loader.batches(0), count))
+        batches = list(islice(loader.batches(0), count))
         workers = list_workers()
         assert len(workers) == (CONFIG.workers if count else 0)
         for _ in range(2):
             loader.close()
         assert wait_for(lambda pids=workers: not any(map(is_alive, pids)), 30)
-        check_frames(used, plan_of(short, CONFIG), short)
-    del used
+        check_frames(batches, plan_of(short, CONFIG), short)
+    del batches
     gc.collect()
     assert os.listdir("/proc/self/fd") == before
 
@@ -215,7 +221,8 @@ PROGRAM = """
 import sys
 sys.path[:0] = {path!r}
 from test_worker_pool import *
-dataset, config = ShardDataset.open({shards!r}), replace(CONFIG, decoder={decoder!r})
+dataset = ShardDataset.open({shards!r})
+config = replace(CONFIG, decoder={decoder!r})
 loader = ClipLoader(dataset, plan_of(dataset, config), CPU, config, None)
 next(loader.batches(0))
 print(flush=True)
@@ -228,14 +235,17 @@ sys.exit(len(sys.stdin.readline()))
     [
         ("leave", "dali"),
         ("SIGINT", "dali"),
-        *((end, "pyav") for end in ("SIGTERM", "SIGKILL", "SIGKILL, one stopped")),
+        ("SIGTERM", "pyav"),
+        ("SIGKILL", "pyav"),
+        ("SIGKILL, one stopped", "pyav"),
     ],
 )
 def test_nothing_is_left_behind_however_the_program_ends(
     vp9: ShardDataset, ending: str, decoder: str
 ) -> None:
+    program_text = PROGRAM.format(path=sys.path, shards=vp9.folder, decoder=decoder)
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(path=sys.path, shards=vp9.folder, decoder=decoder)],
+        [sys.executable, "-c", program_text],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -246,17 +256,18 @@ def test_nothing_is_left_behind_however_the_program_ends(
         assert program.stdout.readline() == "\n"
         workers = list_descendants(program.pid)
         assert len(workers) == CONFIG.workers
-        assert "/dev/shm" not in Path(f"/proc/{program.pid}/maps").read_text(), (
-            "no shared memory that has a name"
-        )
+        maps = Path(f"/proc/{program.pid}/maps").read_text()
+        assert "/dev/shm" not in maps, "no shared memory that has a name"
         if "stopped" in ending:
             os.kill(workers[0], signal.SIGSTOP)
-        if ending != "leave":
+        if ending == "leave":
+            # It exits with the length of the line.
+            _, errors = program.communicate("123456\n", timeout=60)
+            assert program.returncode == 7
+        else:
             program.send_signal(signal.Signals[ending.split(",")[0]])
-        _, errors = program.communicate("123456\n" if ending == "leave" else None, timeout=60)
-        assert program.returncode in (
-            (7,) if ending == "leave" else (1, *(-number for number in signal.Signals))
-        )
+            _, errors = program.communicate(timeout=60)
+            assert program.returncode in {1, *(-number for number in signal.Signals)}
         assert "terminate called" not in errors
         assert "core dumped" not in errors
     assert wait_for(lambda: not any(map(is_alive, workers)), 30)
