@@ -14,8 +14,10 @@ settings.load_profile("busy machines")
 
 @pytest.fixture(scope="session")
 def short_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make 12 H.264 videos of 20 frames, 64×48, GOPs of 8; frame k of video i shows number i +
-    k."""
+    """Make 12 H.264 videos of 20 frames, 64×48, in GOPs of 8.
+
+    Frame k of video i shows number i + k.
+    """
     options = {"g": "8", "bf": "0"}
     videos = [(f"v{i:02d}", encode(20, options=options, first=i)) for i in range(12)]
     return write_shards(tmp_path_factory.mktemp("data") / "short", videos, classes=3)
@@ -34,8 +36,10 @@ def store_six(codec: str, tmp_path_factory: pytest.TempPathFactory) -> ShardData
 
 @pytest.fixture(scope="session")
 def vp9(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
-    """Make 6 VP9 videos of noise, which DALI decodes on the CPU too, slightly differently from
-    PyAV."""
+    """Make 6 VP9 videos of noise, which DALI decodes on the CPU, too.
+
+    Its pixels differ slightly from those of PyAV.
+    """
     return store_six("vp9", tmp_path_factory)
 
 

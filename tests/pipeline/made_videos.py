@@ -170,10 +170,10 @@ def store(
         return path.read_bytes()
 
 
-def cut_video(data: bytes, wanted: Sequence[int], num_frames: int) -> VideoSlice:
+def cut_video(data: bytes, numbers: Sequence[int], num_frames: int) -> VideoSlice:
     """Cut out what a clip reads of a stored video."""
     groups = GopIndex(index_gops(data, num_frames), len(data), num_frames)
-    return groups.slice_video(wanted, lambda offset, size: data[offset : offset + size])
+    return groups.slice_video(numbers, lambda offset, size: data[offset : offset + size])
 
 
 def write_shards(

@@ -1,5 +1,4 @@
-"""RandAugment and random erasing: sampled by the plan, the same in all frames, as strong as
-timm's."""
+"""RandAugment and random erasing: planned, the same in all frames, and as strong as timm's."""
 
 import math
 from collections import Counter

@@ -59,8 +59,7 @@ def frame_in(name: str) -> VideoFrame | None:
 
 
 def bayer(pixels: VideoFormat, rgb: np.ndarray) -> VideoFrame:
-    """Make a frame of a Bayer pattern: bayer_rggb16le has these channels in squares of 2x2
-    pixels."""
+    """Make a frame of a Bayer pattern: bayer_rggb16le has squares of R, G, G, B."""
     mosaic = np.empty((HEIGHT, WIDTH))
     pattern = pixels.name.split("_")[1][:4]
     for index, channel in enumerate(pattern):

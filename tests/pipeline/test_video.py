@@ -128,8 +128,7 @@ def test_frames_beyond_the_end_are_an_error() -> None:
 # Decodes 40 videos whole.
 @pytest.mark.slow
 def test_real_clips_of_every_kind(shared_folder: Path | None) -> None:
-    """Of what the world's encoders made, frames from keyframes equal frames counted from the
-    start."""
+    """Frames from keyframes equal frames counted from the start, whoever has encoded them."""
     if shared_folder is None:
         pytest.skip("no shared clips beside the repository")
     checked = 0
