@@ -1,7 +1,6 @@
 """Memory that the loader shares with its decode workers: blocks of one size, each for a batch.
 
-A block has a slot for every clip, and behind the slots the tables of kernels.DecodedClips. It goes
-through these hands:
+A block has a slot for every clip, and behind the slots the tables of kernels.DecodedClips. Its life:
 
 1. The loader gets a block from `acquire`, and sends its number to the workers with the chunks of a
    batch.
@@ -12,9 +11,15 @@ through these hands:
 4. The block is free as soon as no array in the loader's process refers to it or to a part of it,
    and `acquire` hands it out again. There is no `release` that could be called too early.
 
-So whoever has a copy to a GPU under way keeps the array until the copy has ended; whoever keeps
-batches on a CPU keeps their blocks, and `acquire` makes new ones; and a worker that is given up has
-to be dead before its chunk is sent to another one, since it would go on writing.
+What not to do:
+
+- Do not drop the array while a copy of it to a GPU is under way: the next batch would be written
+  over what is being copied.
+- Do not collect batches on a CPU: each of them keeps its block, and `acquire` makes another one.
+  Copy the clips that are to be kept.
+- Do not send a chunk to another worker before the one that had it is dead: both would write to the
+  same slots, and the first one perhaps to a block that the next batch has got.
+
 docs/architecture.md has a table of these phases.
 
 This module does without PyTorch, as decode workers do: importing it takes each of them seconds and
