@@ -1,6 +1,7 @@
 """Memory that the loader shares with its decode workers: blocks of one size, each for a batch.
 
-A block has a slot for every clip, and behind the slots the tables of kernels.DecodedClips. Its life:
+A block has a slot for every clip, and behind the slots the tables of kernels.DecodedClips. Its
+life:
 
 1. The loader gets a block from `acquire`, and sends its number to the workers with the chunks of a
    batch.
