@@ -144,7 +144,7 @@ def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVid
     for (first_clip, video), body in zip(videos, bodies, strict=True):
         for offset, duration in video.times:
             start = num_bytes + offset
-            struct.pack_into(">Q", data, start, time)
+            struct.pack_into(">Q", data.data, start, time)
             time += duration
         # A frame is asked for once: for a repeated one, DALI would return to the beginning of the
         # video.
