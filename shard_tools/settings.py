@@ -20,12 +20,12 @@ PRESETS = (
     "veryslow",
 )
 
-# No effect on copied bytes.
+# Options of the encoder. Copied bytes do not depend on them, so --encode copy refuses them.
 ENCODING = ("frame_stride", "fps", "short_side", "gop", "quality", "preset", "tune", "clip_seconds")
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
-    """Declare a field that is an option of the command; `argument`: argparse's."""
+    """Declare a field that is an option of make_shards too; `argument` goes to add_argument."""
     return field(default=default, metadata={"help": text, **argument})
 
 
@@ -43,7 +43,8 @@ class Settings:
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
     fps: float | None = _positive(
         None,
-        "frames per second to keep, by the largest stride per video; of folders of frames, their rate",
+        "minimum frames per second to store, by the largest such stride of each video;"
+        " for folders of frames also their frame rate",
     )
     short_side: int | None = _count(
         256, "maximum short side (default 256)", type=between(16), metavar="PIXELS"
@@ -56,38 +57,42 @@ class Settings:
         "veryfast", "effort of the h264 and hevc encoders (default veryfast)", choices=PRESETS
     )
     tune: str = _option(
-        "decode", "make h264 and hevc decode fast, or small (default decode)", choices=TUNES
+        "decode", "make h264 and hevc fast to decode, or small (default decode)", choices=TUNES
     )
     clip_seconds: float | None = _positive(
-        None, "cut videos into samples of this length; segments of a list stay as they are"
+        None, "cut videos into samples of this length; segments of a list are kept as they are"
     )
     seed: int = _count(0, "seed of the global shuffle (default 0)", type=between(0))
     samples_per_shard: int = _count(256, "maximum samples per shard (default 256)")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `dataset.json` records: with the defaults filled in, without what has no effect."""
+        """Return what `dataset.json` records: with all defaults, without what has no effect."""
         values = asdict(self)
         if self.encode == COPY:
-            return {name: value for name, value in values.items() if name not in ENCODING} | {
-                "frame_stride": 1
-            }
+            for name in ENCODING:
+                del values[name]
+            # Readers need a stride for the times of frames, and a copy has all frames.
+            values["frame_stride"] = 1
+            return values
         codec = CODECS[self.encode]
         if self.quality is None:
-            values["quality"] = (
-                self.tune == "decode" and codec.decode_quality
-            ) or codec.default_quality
+            values["quality"] = codec.default_quality
+            if self.tune == "decode" and codec.decode_quality is not None:
+                values["quality"] = codec.decode_quality
         if not codec.decode_options:
             del values["tune"]
         return values
 
 
-# What `--for` stands for; every value can still be set by its own option.
+# What `--for` stands for. Every value can still be overridden by its own option.
 PURPOSES: dict[str, dict[str, Any]] = {
-    # 16 frames at stride 4 is what AdaMAE is trained on: nothing else is ever decoded.
+    # AdaMAE is trained on 16 frames at stride 4: the frames between are never decoded.
     "pretrain": {},
-    # Segment-based sampling and dense test views want every second frame, and labels deserve better pictures.
+    # Segment-based sampling and dense test views need every second frame, and labeled videos are
+    # few enough to be stored at a higher quality.
     "finetune": {"frame_stride": 2, "quality": 20},
-    # To create other shards from later: every frame, larger, with long GOPs since nobody reads it at random.
+    # The source of other shards: every frame, at a larger size, with long GOPs since it is not
+    # read at random.
     "archive": {
         "frame_stride": 1,
         "quality": 18,

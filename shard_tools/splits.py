@@ -1,4 +1,4 @@
-"""Divide videos into those to train on and those held out, whole groups at a time; find what is on both sides."""
+"""Divide videos into training and held-out ones by whole groups; find videos that are in both."""
 
 import hashlib
 import json
@@ -21,137 +21,178 @@ from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.video_error import VideoError
 
-SHARED_FILE = "shared.jsonl"  # of a dataset that is held out
-HASHED_FRAMES = (
-    0.1,
-    0.5,
-    0.9,
-)  # of a video's length: a shared intro or one common object is not enough
-HASHED_VIDEOS = (
-    2048  # of each split, the first in its shards, which are in random order: 17 ms each
-)
-# Of the 192 bits. Of 273,430 pairs of UCF-101 clips, 341 of the 893 of one recording differ by no more, and two others,
-# of which one is a copy.
+# Lies in the folder of the held-out dataset.
+SHARED_FILE = "shared.jsonl"
+# Fractions of a video's length. Three frames, since a shared intro or one common object is not
+# enough.
+HASHED_FRAMES = (0.1, 0.5, 0.9)
+# Videos that are hashed of each split, 17 ms each: the first in its shards, whose order is random.
+HASHED_VIDEOS = 2048
+# Of the 192 bits. Of 273,430 pairs of UCF-101 clips, 341 of the 893 pairs of one recording differ
+# by no more, and two pairs of different recordings, one of which is a copy.
 MAX_DIFFERENCE = 20
 
-GroupOf = Callable[[str, dict[str, Any]], str]  # of a file's name and its other fields
+# Returns the group of a file, given its name and its other fields.
+GroupOf = Callable[[str, dict[str, Any]], str]
 
 
 def parse_group_by(text: str) -> GroupOf:
-    """Read folder:2, column:person or name:REGEX. Raise InputError, as the function does for a file without a group."""
-    kind, _, what = text.partition(":")
-    if (
-        not what
-        or kind not in ("folder", "column", "name")
-        or (kind == "folder" and not what.isdecimal())
-    ):
+    """Return the function that finds a file's group by folder:2, column:person or name:REGEX.
+
+    Raise InputError if `text` is none of these; the function raises it for a file without a group.
+    Example: day1/kitchen/p03_x.mp4 is in group kitchen by folder:2, in p03 by name:p[0-9]+.
+    """
+    kind, _, key = text.partition(":")
+    is_valid = bool(key) and kind in ("folder", "column", "name")
+    if kind == "folder" and not key.isdecimal():
+        is_valid = False
+    if not is_valid:
         raise InputError(
-            f"--group-by is {text}: give folder:1 (the first folder of each path), column:NAME (of the list), or"
-            " name:REGEX, such as 'name:person[0-9]+'"
+            f"--group-by is {text}: give folder:1 (the first folder of each path), column:NAME (of"
+            " the list), or name:REGEX, such as 'name:person[0-9]+'"
         )
-    if kind == "folder":
-        what = rf"^(?:[^/]*/){{{max(0, int(what) - 1)}}}([^/]*)/"
+    expression = ""
+    if kind == "name":
+        expression = key
+    elif kind == "folder":
+        # The last part of a path has no slash behind it: a file's own name is no folder.
+        expression = rf"^(?:[^/]*/){{{max(0, int(key) - 1)}}}([^/]*)/"
     try:
-        pattern = re.compile("" if kind == "column" else what)
+        pattern = re.compile(expression)
     except re.error as error:
         raise InputError(f"--group-by {text} is no regular expression: {error}") from error
 
     def group_of(source: str, fields: dict[str, Any]) -> str:
-        match = pattern.search(source)
-        group = fields.get(what) if kind == "column" else match and match[min(1, pattern.groups)]
+        group = fields.get(key) if kind == "column" else _match_group(pattern, source)
         if group is None:
-            columns = f" (its columns: {', '.join(fields) or 'none'})" if kind == "column" else ""
+            columns = ""
+            if kind == "column":
+                columns = f" (its columns: {', '.join(fields) or 'none'})"
             raise InputError(
-                f"{source} has no group by --group-by {text}{columns}: choose another way, or leave it out"
+                f"{source} has no group by --group-by {text}{columns}: choose another way, or leave"
+                " it out"
             )
         return str(group)
 
     return group_of
 
 
+def _match_group(pattern: re.Pattern[str], source: str) -> str | None:
+    """Return what the first parentheses of a pattern match in a path, or all of it without any."""
+    match = pattern.search(source)
+    if match is None:
+        return None
+    return match[1] if pattern.groups else match[0]
+
+
 def choose_held_out(
-    groups: Mapping[str, Counter[str]], share: float, known: Mapping[str, bool]
+    groups: Mapping[str, Counter[str]], fraction: float, earlier_sides: Mapping[str, bool]
 ) -> set[str]:
-    """Choose the groups to hold out, given their number of videos of each class: one after the other, in the order of
-    a hash, where that brings the classes closer to their share. `known` ones stay where they are."""
-    totals, held = Counter[str](), Counter[str]()
+    """Choose the groups to hold out, given each group's number of videos of each class.
+
+    Groups are visited in the order of a hash. One is held out if this brings the held-out
+    fractions of its classes closer to `fraction`, by the sum of squared errors. Those in
+    `earlier_sides` stay on their side: True is held out. At least one group is chosen, if any is
+    free.
+
+    Example: of 10 videos of one class in groups of 2 and a fraction of 0.2, the first group lowers
+    the squared error from 0.2² to 0 and is held out; a second one would raise it to 0.2² again.
+    """
+    totals = Counter[str]()
+    held = Counter[str]()
+    chosen = set()
     for name, counts in groups.items():
         totals.update(counts)
-        held.update(counts if known.get(name) else ())
-    chosen = {name for name in groups if known.get(name)}
+        if earlier_sides.get(name):
+            held.update(counts)
+            chosen.add(name)
     order = sorted(
-        groups.keys() - known.keys(),
+        groups.keys() - earlier_sides.keys(),
         key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest(),
     )
     for name in order:
-        errors = (held[label] / totals[label] - share for label in groups[name])
-        steps = (count / totals[label] for label, count in groups[name].items())
-        if (
-            sum(step * (2 * error + step) for error, step in zip(errors, steps, strict=True)) < 0
-        ):  # of their squares
+        changes = []
+        for label, count in groups[name].items():
+            error = held[label] / totals[label] - fraction
+            step = count / totals[label]
+            # (error + step)² - error²
+            changes.append(step * (2 * error + step))
+        if sum(changes) < 0:
             held.update(groups[name])
             chosen.add(name)
-    return chosen or {*order[:1]}
+    if not chosen:
+        chosen.update(order[:1])
+    return chosen
 
 
-def warn_of_shared(other_name: str, other_folder: Path, name: str, folder: Path) -> None:
-    """Name the videos of one split that have the bytes of one of another, or look like it: all in SHARED_FILE."""
-    shared = list(find_shared(ShardDataset.open(folder), ShardDataset.open(other_folder)))
-    lines = [
-        json.dumps({name: one, other_name: other, "why": why}) + "\n" for one, other, why in shared
-    ]
+def warn_of_shared(reference_name: str, reference_folder: Path, name: str, folder: Path) -> None:
+    """Warn of the videos of one split that equal or resemble one of another; list all in a file."""
+    shared = list(find_shared(ShardDataset.open(folder), ShardDataset.open(reference_folder)))
+    lines = []
+    for source, reference_source, reason in shared:
+        entry = {name: source, reference_name: reference_source, "why": reason}
+        lines.append(json.dumps(entry) + "\n")
     file = folder / SHARED_FILE
     write_text(file, "".join(lines))
-    if shared:
-        some = ", ".join(
-            f"{printable(one)} and {printable(other)}: {why}" for one, other, why in shared[:3]
-        )
-        log(
-            f"WARNING: of {name}, {len(shared)} videos show what one of {other_name} shows ({some}; all: {file}):"
-            " evaluations will be optimistically biased; divide by recording, --hold-out with --group-by",
-            sys.stderr,
-        )
+    if not shared:
+        return
+    examples = []
+    for source, reference_source, reason in shared[:3]:
+        examples.append(f"{printable(source)} and {printable(reference_source)}: {reason}")
+    log(
+        f"WARNING: of {name}, {len(shared)} videos show what one of {reference_name} shows"
+        f" ({', '.join(examples)}; all: {file}): evaluations will be optimistically biased; divide"
+        " by recording, --hold-out with --group-by",
+        sys.stderr,
+    )
 
 
-def find_shared(one: ShardDataset, other: ShardDataset) -> Iterator[tuple[str, str, str]]:
-    """Yield the source of each video of `one` that one of `other` equals or looks like, the source of that, and why."""
-    copies = {bytes(digest): index for index, digest in enumerate(other.column("sha256"))}
-    hashes, others = _hash_videos(one), _hash_videos(other)
-    for index, digest in enumerate(one.column("sha256")):
-        place, why = copies.get(bytes(digest)), "the same bytes"
-        if place is None and others and index in hashes:
-            differences = np.bitwise_count(hashes[index] ^ np.stack(list(others.values()))).sum(
-                axis=1, dtype=int
-            )
-            if differences.min() <= MAX_DIFFERENCE:
-                place, why = (
-                    list(others)[differences.argmin()],
-                    f"{differences.min()} of 192 bits differ",
-                )
-        if place is not None:
-            yield one.samples[index].source, other.samples[place].source, why
+def find_shared(dataset: ShardDataset, reference: ShardDataset) -> Iterator[tuple[str, str, str]]:
+    """Yield each video of `dataset` that equals or resembles one of `reference`.
+
+    Each is (source, source of the one in `reference`, reason).
+    """
+    copies = {bytes(digest): index for index, digest in enumerate(reference.column("sha256"))}
+    hashes = _hash_videos(dataset)
+    reference_hashes = _hash_videos(reference)
+    reference_indices = list(reference_hashes)
+    reference_bits = np.array(list(reference_hashes.values()))
+    for index, digest in enumerate(dataset.column("sha256")):
+        match = copies.get(bytes(digest))
+        reason = "the same bytes"
+        if match is None and reference_hashes and index in hashes:
+            different_bits = np.bitwise_count(hashes[index] ^ reference_bits)
+            distances = different_bits.sum(axis=1, dtype=int)
+            nearest = distances.argmin()
+            if distances[nearest] <= MAX_DIFFERENCE:
+                match = reference_indices[nearest]
+                reason = f"{distances[nearest]} of 192 bits differ"
+        if match is not None:
+            yield dataset.samples[index].source, reference.samples[match].source, reason
 
 
 def _hash_videos(dataset: ShardDataset) -> dict[int, UInt8[np.ndarray, " 24"]]:
-    """Compute a perceptual hash (dHash) of each video's frames; not of plain ones, which all have the same."""
+    """Return perceptual hashes (dHash) of three frames of each video, by its index.
+
+    Each frame is shrunk to 9 × 8 gray pixels; a bit says whether a pixel is brighter than its left
+    neighbor. Plain frames are left out: they all have the same hash.
+    """
     hashes = {}
-    for index in progress_bar(
-        range(min(HASHED_VIDEOS, len(dataset.samples))), unit="video", desc="compare", leave=False
-    ):
-        count = dataset.samples[index].num_frames
-        numbers = [int(part * count) for part in HASHED_FRAMES]
+    indices = range(min(HASHED_VIDEOS, len(dataset.samples)))
+    for index in progress_bar(indices, unit="video", desc="compare", leave=False):
+        num_frames = dataset.samples[index].num_frames
+        numbers = [int(position * num_frames) for position in HASHED_FRAMES]
         try:
-            frames = (
-                decode_frames(dataset.read_video(index), numbers, count)
-                .mean(axis=-1)
-                .astype(np.uint8)
-            )
-        except VideoError:  # which whoever trains on it will say
+            frames = decode_frames(dataset.read_video(index), numbers, num_frames)
+        except VideoError:
+            # A run that trains on it will report it.
             continue
-        small = np.stack(
-            [np.asarray(Image.fromarray(it).resize((9, 8), Image.Resampling.BOX)) for it in frames]
-        )
-        bits = small[:, :, 1:] > small[:, :, :-1]
+        small = []
+        for gray in frames.mean(axis=-1).astype(np.uint8):
+            picture = Image.fromarray(gray).resize((9, 8), Image.Resampling.BOX)
+            small.append(np.asarray(picture))
+        pixels = np.stack(small)
+        bits = pixels[:, :, 1:] > pixels[:, :, :-1]
         if 2 * MAX_DIFFERENCE <= bits.sum() <= bits.size - 2 * MAX_DIFFERENCE:
             hashes[index] = np.packbits(bits)
     return hashes
