@@ -5,6 +5,7 @@
 compares all files with their hashes and decodes every video. Exits with 1 if anything is wrong.
 """
 
+import argparse
 import hashlib
 import json
 import math
@@ -35,11 +36,13 @@ from adamae.shard_tools.work import explain
 from adamae.shard_tools.workers import ENGINES
 from adamae.shard_tools.write import hash_description, list_members, publish_tables
 
-FPS_TOLERANCE = 0.005  # relative: containers round the times of frames
-DECODED = ("num_frames", "width", "height", "codec", "fps")  # what of a Sample decoding tells
+# Relative: containers round the times of frames.
+FPS_TOLERANCE = 0.005
+# The fields of a Sample that decoding can verify.
+DECODED = ("num_frames", "width", "height", "codec", "fps")
 
-
-Video = tuple[TarMember, Sample]  # where it is, and what it should decode to
+# A stored video, and the sample that says what it should decode to.
+Video = tuple[TarMember, Sample]
 
 
 def check_hash(path: Path, sha256: str) -> Iterator[str]:
@@ -60,13 +63,11 @@ def check_tables(folder: Path, info: DatasetInfo) -> Iterator[str]:
 
 
 def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[str], list[Video]]:
-    """Compare a shard with its hashes; return its problems, which name samples that have changed, and its videos."""
+    """Compare a shard with its hashes; return its problems, which name samples, and its videos."""
     path = folder / shard.name
-    problems = [
-        *check_hash(path, shard.sha256),
-        *check_hash(folder / shard.samples_name, shard.samples_sha256),
-    ]
-    videos = []
+    problems = list(check_hash(path, shard.sha256))
+    problems += check_hash(folder / shard.samples_name, shard.samples_sha256)
+    videos: list[Video] = []
     try:
         members = list_members(path)
         with path.open("rb") as tar:
@@ -75,13 +76,11 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[
                     str(path), sample.offset, sample.size, f"{sample.key}.{sample.container}"
                 )
                 videos.append((member, sample))
-                if unknown := [
-                    label for label in sample.labels or () if not 0 <= label < num_classes
-                ]:
-                    problems.append(
-                        f"{shard.name}: {sample.key}: label {unknown[0]}, but there are {num_classes} classes"
-                    )
+                problem = _check_label(sample, num_classes)
+                if problem:
+                    problems.append(f"{shard.name}: {sample.key}: {problem}")
                 tar.seek(sample.offset)
+                # The position is compared first: a wrong size may be larger than memory.
                 if members.get(member.name) != (sample.offset, sample.size):
                     problems.append(
                         f"{shard.name}: {sample.key} is not where its shard's samples.jsonl says"
@@ -95,6 +94,14 @@ def check_shard(folder: Path, shard: ShardInfo, num_classes: int) -> tuple[list[
     return problems, videos
 
 
+def _check_label(sample: Sample, num_classes: int) -> str:
+    """Return what is wrong with the labels of a sample, or an empty string."""
+    for label in sample.labels or ():
+        if not 0 <= label < num_classes:
+            return f"label {label}, but there are {num_classes} classes"
+    return ""
+
+
 def check_video(video: Video) -> str:
     """Decode a video; return what is wrong with it, or an empty string."""
     av.logging.set_level(None)
@@ -104,16 +111,21 @@ def check_video(video: Video) -> str:
             ((_, decoded),) = encode_segments(path, {path: None}, Settings(encode=COPY))
     except (VideoError, av.error.FFmpegError) as error:
         return explain(error)
-    assert isinstance(decoded, StoredVideo)  # what is wrong with all of a video is raised
+    # A reason to reject the only segment would have been raised.
+    assert isinstance(decoded, StoredVideo)
+    # A single frame has no rate.
     if decoded.num_frames == 1 or math.isclose(decoded.fps, sample.fps, rel_tol=FPS_TOLERANCE):
         decoded = decoded._replace(fps=sample.fps)
-    facts = ((name, getattr(decoded, name), getattr(sample, name)) for name in DECODED)
-    return "; ".join(
-        f"its {name} is {found} instead of {said}" for name, found, said in facts if found != said
-    )
+    differences = []
+    for name in DECODED:
+        actual = getattr(decoded, name)
+        expected = getattr(sample, name)
+        if actual != expected:
+            differences.append(f"its {name} is {actual} instead of {expected}")
+    return "; ".join(differences)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("folder", type=Path, help="folder of shards")
     parser.add_argument(
@@ -126,35 +138,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)"
     )
     parser.add_argument(
-        "--timeout", type=between(1), default=900, help="seconds for a video (default 900)"
+        "--timeout", type=between(1), default=900, help="seconds per video (default 900)"
     )
     parser.add_argument(
         "--rewrite-tables",
         action="store_true",
-        help="first write the tables by what the shards say",
+        help="first rewrite the tables from the samples.jsonl of the shards",
     )
-    parsed = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = parse_arguments(arguments)
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
         with explain_full_disk(), lock_folder(folder):
             publish_tables(folder, read_dataset_info(folder))
     info = read_dataset_info(folder)
     problems = list(check_tables(folder, info))
-    found = [
-        check_shard(folder, shard, len(info.classes))
-        for shard in progress_bar(info.shards, unit="shard")
-    ]
-    problems += [problem for of_shard, _ in found for problem in of_shard]
-    videos = [video for _, of_shard in found for video in of_shard]
+    videos: list[Video] = []
+    for shard in progress_bar(info.shards, unit="shard"):
+        shard_problems, shard_videos = check_shard(folder, shard, len(info.classes))
+        problems += shard_problems
+        videos += shard_videos
     if parsed.decode is not None:
+        # The same videos every time, so that a problem can be seen again.
         videos = random.Random(0).sample(videos, min(parsed.decode, len(videos)))
     results = ENGINES["processes"](check_video, videos, parsed.workers, parsed.timeout)
-    for (member, _), result in progress_bar(results, unit="video", total=len(videos)):
-        if result:
-            problems.append(f"{Path(member.archive).name}: {member.name}: {result}")
+    for (member, _), problem in progress_bar(results, unit="video", total=len(videos)):
+        if problem:
+            problems.append(f"{Path(member.archive).name}: {member.name}: {problem}")
     for problem in problems:
         log(problem)
-    log(f"{len(found)} shards checked, {len(videos)} videos decoded, {len(problems)} problems")
+    log(
+        f"{len(info.shards)} shards checked, {len(videos)} videos decoded, {len(problems)} problems"
+    )
     return 1 if problems else 0
 
 

@@ -1,7 +1,8 @@
-"""Which sample goes into which shard: decided and written down before the first video is read, and never changed.
+"""Decide which sample goes into which shard, before the first video is read.
 
-A pure function of the sorted sources and the settings, so that shards have the same bytes with any number of workers
-and after any interruption. A video that turns out to be unusable leaves a gap and moves no other one.
+The plan is written down and never changed. It is a pure function of the sorted sources and the
+settings, so that shards have the same bytes with any number of workers and after any interruption.
+A video that turns out to be unusable leaves a gap and moves no other one.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, groupby, islice, pairwise
+from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -36,11 +37,17 @@ from adamae.shard_tools.inputs import Item, ItemStore, Location
 from adamae.shard_tools.inputs.item import dump_json, join_name
 from adamae.shard_tools.settings import Settings
 
-KEY_DIGITS = 24  # hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12
+# Hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12.
+KEY_DIGITS = 24
+# The part of a key that people read; file systems and tars take names of 100 characters and more.
+MAX_KEY_NAME = 46
 SHARD_NAME = "shard-{:06d}.tar"
+# Videos that threads are given at a time, so that memory does not grow with the list.
 PROBED_AT_ONCE = 4096
-THREADS = 16  # they wait for the disk, or for the network
-MAX_PROBED = 1000  # videos whose lengths are looked at: a second
+# More than there are cores: they wait for the disk, or for the network.
+NUM_THREADS = 16
+# Videos whose lengths are looked at before anything is encoded: a second.
+MAX_PROBED = 1000
 
 
 class PlanHead(msgspec.Struct, frozen=True):
@@ -48,12 +55,14 @@ class PlanHead(msgspec.Struct, frozen=True):
 
     settings: dict[str, Any]
     classes: list[str]
-    rejected: dict[str, str]  # samples that are known to be unusable, by name, with the reason
-    shards: dict[str, int]  # with the number of their items
+    # The names of samples that are known to be unusable, with the reasons.
+    rejected: dict[str, str]
+    # The names of the shards, with the number of their items.
+    shards: dict[str, int]
 
 
 class Plan:
-    """The plan of a run: on disk a line with its head, then a line per video, with the items that are made of it."""
+    """The plan of a run: a file of a line with its head, and a line for the items of each video."""
 
     def __init__(self, path: Path) -> None:
         """Read the head; raise InputError if it is damaged."""
@@ -76,8 +85,9 @@ class Plan:
             ) from error
 
     def videos(self) -> Iterator[list[Item]]:
-        """Yield all that is made of each video, in the order in which shards are to be finished."""
+        """Yield the items of each video, in the order in which shards are to be finished."""
         with self._open() as file:
+            # The first line is the head.
             for line in islice(file, 1, None):
                 yield parse_line(line, list[Item])
 
@@ -85,17 +95,21 @@ class Plan:
 def save_plan(
     path: Path, inputs: ItemStore, settings: Settings, classes: list[str], first: int
 ) -> None:
-    """Plan shards of what is new in `inputs`, from number `first` on; write it down, if there is anything to do."""
+    """Plan shards of what is new in `inputs`, from number `first` on.
+
+    Write the plan to `path`, unless there is nothing to do.
+    """
     if settings.clip_seconds is not None:
         inputs.split(cut_pieces(inputs.new(), settings.clip_seconds, settings.fps))
     shards, videos = assign_shards(inputs, settings, first)
     head = PlanHead(settings.to_json(), classes, inputs.new_problems(), shards)
-    if head.shards or head.rejected:
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.write(dump_json(head) + "\n")
-            for video in videos:
-                file.write(dump_json(video) + "\n")
+    if not head.shards and not head.rejected:
+        return
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+        file.write(dump_json(head) + "\n")
+        for video in videos:
+            file.write(dump_json(video) + "\n")
 
 
 def shard_number(name: str) -> int:
@@ -108,8 +122,9 @@ def assign_shards(
 ) -> tuple[dict[str, int], Iterator[list[Item]]]:
     """Shuffle what is new in `inputs` and cut it into shards of equal count.
 
-    Return the number of items of each shard, and all that is made of each video, those in the first shards first.
-    Example: 5 items in shards of at most 2 make 3 shards, of 1, 2 and 2 items; positions 1 to 5 go into 0, 1, 1, 2, 2.
+    Return the number of items of each shard, and the items of each video, where those come first
+    that go into the first shards. Example: 5 items in shards of at most 2 make 3 shards, of 1, 2
+    and 2 items; positions 1 to 5 go into shards 0, 1, 1, 2, 2.
     """
     count = inputs.count_new()
     num_shards = math.ceil(count / settings.samples_per_shard)
@@ -121,7 +136,8 @@ def assign_shards(
 
     def assign_shard(item: Item) -> Item:
         index = (item.position * num_shards - 1) // count
-        # Where its bytes are is looked up again when they are read: the input may be moved until the run is resumed.
+        # The location is looked up again when the video is read: the input may be moved until an
+        # interrupted run is resumed.
         return msgspec.structs.replace(
             item, shard=SHARD_NAME.format(first + index), location="", size=0
         )
@@ -131,47 +147,62 @@ def assign_shards(
 
 
 def make_key(source: str, segment: str = "") -> str:
-    """Name a sample inside the tars: readable, without dots and slashes, another name for every source and segment."""
-    digest = hashlib.sha256(
-        join_name(source, segment).encode(errors="surrogateescape")
-    ).hexdigest()[:KEY_DIGITS]
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem).strip("-")[
-        : 70 - KEY_DIGITS
-    ]
+    """Return the name of a sample inside the tars, another one for every source and segment.
+
+    It is readable and has no dots and slashes. Example: run/My video.mp4 becomes My-video-<digest>.
+    """
+    name = join_name(source, segment)
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:KEY_DIGITS]
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", PurePosixPath(source).stem)
+    readable = stem.strip("-")[:MAX_KEY_NAME]
     return f"{readable}-{digest}" if readable else digest
 
 
 def probe_header(location: Location, fps: float | None = None) -> tuple[float, float]:
-    """Return a video's seconds and frames per second by its header, 0 if unknown; `fps`: of folders of frames."""
+    """Return a video's seconds and frames per second by its header, 0 where it does not say.
+
+    `fps` is the rate of folders of frames.
+    """
     try:
         if fps and isinstance(location, str) and os.path.isdir(location):
             return len(os.listdir(location)) / fps, fps
         file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
         with file as content, open_video(content) as container:
             stream = main_stream(container)
-            rate = float((stream and (stream.average_rate or stream.guessed_rate)) or 0)
-            if container.duration is None and stream and rate:  # as recorders write WebM
-                return sum(packet.size > 0 for packet in container.demux(stream)) / rate, rate
-            return (container.duration or 0) / av.time_base, rate
+            rate = 0.0
+            if stream is not None:
+                rate = float(stream.average_rate or stream.guessed_rate or 0)
+                # Recorders write WebM without a duration, so its frames are counted.
+                if container.duration is None and rate:
+                    num_frames = sum(packet.size > 0 for packet in container.demux(stream))
+                    return num_frames / rate, rate
+            duration = container.duration or 0
+            return duration / av.time_base, rate
+    # Workers give the reason: the video is rejected, or read in spite of its header.
     except (av.error.FFmpegError, OSError, ValueError):
         return 0.0, 0.0
 
 
 def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
-    """Warn if some of these would be stored with fewer frames than a clip has, and a smaller stride would help."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        counts = threads.map(
-            partial(count_source_frames, clip_seconds=settings.clip_seconds), items
-        )
-        frames = np.array([count for count in counts if count], dtype=np.int64)
-    num_frames = ModelConfig.num_frames
-    stride = settings.to_json()["frame_stride"]  # 1 where bytes are copied
-    if settings.fps or not len(frames) or (wanted := largest_stride(frames, num_frames)) >= stride:
+    """Warn if some would be stored with fewer frames than a clip has, and a smaller stride helps."""
+    count_frames = partial(count_source_frames, clip_seconds=settings.clip_seconds)
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        counts = list(threads.map(count_frames, items))
+    source_frames = np.array([count for count in counts if count], dtype=np.int64)
+    # With --fps the stride of each video follows from its own rate.
+    if settings.fps or not len(source_frames):
         return
-    short = int((np.ceil(frames / stride) < num_frames).sum())
+    # The stride of copies is 1, whatever the option says.
+    stride = settings.to_json()["frame_stride"]
+    clip_frames = ModelConfig.num_frames
+    better_stride = largest_stride(source_frames, clip_frames)
+    if better_stride >= stride:
+        return
+    num_short = int((np.ceil(source_frames / stride) < clip_frames).sum())
     log(
-        f"WARNING: {short} of {len(frames)} videos would have fewer than {num_frames} frames, of which one of every"
-        f" {stride} is stored: give --frame-stride {wanted}, and train with data.frame_stride={wanted}",
+        f"WARNING: at --frame-stride {stride}, {num_short} of {len(source_frames)} videos would be"
+        f" stored with fewer than {clip_frames} frames: give --frame-stride {better_stride}, and"
+        f" train with data.frame_stride={better_stride}",
         sys.stderr,
     )
 
@@ -182,32 +213,54 @@ def count_source_frames(item: Item, clip_seconds: float | None) -> int:
     if item.segment:
         segment = Segment.parse(item.segment)
     seconds, fps = probe_header(item.location)
-    rate = 1 if segment.in_frames else fps
-    if not rate:
+    frames_per_unit = 1 if segment.in_frames else fps
+    if not frames_per_unit:
         return 0
-    length = min(segment.end * rate, seconds * fps or math.inf) - segment.start * rate
+    video_end = seconds * fps or math.inf
+    end = min(segment.end * frames_per_unit, video_end)
+    length = end - segment.start * frames_per_unit
     return round(length) if 0 < length < math.inf else 0
 
 
 def cut_pieces(items: Iterable[Item], clip_seconds: float, fps: float | None) -> Iterator[Item]:
     """Yield the pieces of whole videos, in the order of these.
 
-    A piece is a segment of `clip_seconds`, the last one a half to one and a half of it. A video that is too short for
-    two pieces has none, nor has one that comes with segments of its own. Lengths are those of the headers; `fps` is the
-    rate of folders of frames.
+    A piece is a segment of `clip_seconds`. The last one ends with the video, after a half to one
+    and a half of that. A video that is too short for two pieces has none, nor has one that comes
+    with segments of its own. Lengths are those of the headers; `fps` is the rate of folders of
+    frames.
+
+    Example: in pieces of 10 s, a video of 34 s becomes 0-10, 10-20 and 20-end, one of 14 s stays
+    whole.
     """
-
-    def cut(item: Item) -> list[Item]:
-        num_pieces = round(probe_header(item.location, fps)[0] / clip_seconds)
-        if num_pieces < 2:
-            return []
-        bounds = [number * clip_seconds for number in range(num_pieces)] + [math.inf]
-        return [
-            msgspec.structs.replace(item, segment=str(Segment(*ends))) for ends in pairwise(bounds)
-        ]
-
-    videos = (list(group) for _, group in groupby(items, attrgetter("source")))
-    whole_videos = (video[0] for video in videos if len(video) == 1 and not video[0].segment)
-    with ThreadPoolExecutor(THREADS) as threads:
+    cut = partial(_cut_video, clip_seconds=clip_seconds, fps=fps)
+    whole_videos = _list_whole_videos(items)
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
         while batch := list(islice(whole_videos, PROBED_AT_ONCE)):
-            yield from chain.from_iterable(threads.map(cut, batch))
+            for pieces in threads.map(cut, batch):
+                yield from pieces
+
+
+def _list_whole_videos(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items of which there is just one of a video, and no segment."""
+    for _, group in groupby(items, attrgetter("source")):
+        video = list(group)
+        if len(video) == 1 and not video[0].segment:
+            yield video[0]
+
+
+def _cut_video(item: Item, clip_seconds: float, fps: float | None) -> list[Item]:
+    """Return the pieces of one whole video; see cut_pieces."""
+    seconds, _ = probe_header(item.location, fps)
+    num_pieces = round(seconds / clip_seconds)
+    if num_pieces < 2:
+        return []
+    pieces = []
+    for index in range(num_pieces):
+        start = index * clip_seconds
+        end = (index + 1) * clip_seconds
+        if index == num_pieces - 1:
+            # The header may be wrong about the end.
+            end = math.inf
+        pieces.append(msgspec.structs.replace(item, segment=str(Segment(start, end))))
+    return pieces

@@ -1,7 +1,8 @@
-"""What a worker does with one input video: fetch it, encode it, leave the results in the staging folder.
+"""What a worker does with one source video: fetch it, encode it, and stage the results.
 
-A staged result is a JSON file and the video file it names. It is complete when the JSON file is there and the hash in
-it is right, so nothing is flushed to disk here: a result torn by a power cut is simply made again.
+A staged result is a JSON file and the video file that it names. It is complete when the JSON file
+is there and the hash in it is right, so nothing is flushed to disk here: a result torn by a power
+cut is simply made again.
 """
 
 import errno
@@ -28,28 +29,35 @@ from adamae.shard_tools.inputs.location import Location, local_copy
 from adamae.shard_tools.settings import Settings
 from adamae.shard_tools.workers import restart_timer
 
-CHANGED = "it was changed while it was read"  # an unfinished download, say
+# Such as an unfinished download.
+CHANGED = "it was changed while it was read"
+# With less free space in the staging folder, a failure is that of the disk, not of the video.
 MIN_FREE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one video is to become: `items` by where their results go, without extension, under the samples' keys."""
+    """One source video and all that is to be made of it.
 
-    location: Location | None  # None: it was there when the run began, and is gone now
+    `items` are keyed by their stems: the paths of the staged results, without extension.
+    """
+
+    # None: the source was there when the run began, and is gone now.
+    location: Location | None
     items: dict[Path, Item]
     settings: Settings
 
 
 def stage(item: Item, stem: Path) -> None:
     """Write what became of an item, at `stem`: all of it or nothing."""
+    # A worker of a killed run may still be at the same item; see staged_file.
     aside = stem.with_name(f"{stem.name}.{os.getpid()}.partial")
     aside.write_text(dump_json(item), encoding="utf-8")
     aside.replace(stem.with_name(f"{stem.name}.json"))
 
 
 def read_staged(stem: Path) -> Item | None:
-    """Read the item that is staged at `stem`, with what became of it; None if it is missing or torn."""
+    """Read the item that is staged at `stem`, with its result; None if it is missing or torn."""
     try:
         return parse_line(stem.with_name(f"{stem.name}.json").read_bytes(), Item)
     except (OSError, ValueError):
@@ -57,7 +65,10 @@ def read_staged(stem: Path) -> Item | None:
 
 
 def is_intact(item: Item) -> bool:
-    """Return whether the stored video of an item, if any, has not changed: it may be torn, or a user's file."""
+    """Return whether the stored video of an item still has its hash; True if it has no video.
+
+    A power cut may have torn the file, and a copied video is the user's own file, which may change.
+    """
     if item.stored is None:
         return True
     try:
@@ -78,7 +89,7 @@ def reject(item: Item, reason: str) -> Item:
 
 
 def process_job(job: Job) -> OSError | None:
-    """Do what is not done of the job, and stage each result as soon as it is whole.
+    """Make what is still missing of a job, and stage each result as soon as it is whole.
 
     Return an OSError if the disk fails, which must end the whole run.
     """
@@ -88,6 +99,7 @@ def process_job(job: Job) -> OSError | None:
         return None
     try:
         for stem, item in _process_items(job, missing):
+            # A full disk would otherwise look like a fault of every video that is left.
             if item.problem is not None and shutil.disk_usage(stem.parent).free < MIN_FREE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(stem.parent))
             stage(item, stem)
@@ -97,7 +109,7 @@ def process_job(job: Job) -> OSError | None:
 
 
 def explain(error: Exception) -> str:
-    """Say why a video cannot be used."""
+    """Return the sentence that tells a user why a video cannot be used."""
     match error:
         case VideoError():
             return str(error)
@@ -107,19 +119,22 @@ def explain(error: Exception) -> str:
             return "no permission to read it"
         case MemoryError():
             return "it needs more memory than there is"
-        case (
-            av.error.FFmpegError() | OSError() | ValueError() | KeyError()
-        ):  # of FFmpeg, the disk or the network
+        # What FFmpeg, the disk and the network raise.
+        case av.error.FFmpegError() | OSError() | ValueError() | KeyError():
             return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
     return f"a bug in make_shards, which you may want to report ({type(error).__name__}: {error})"
 
 
 def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path, Item]]:
-    """Yield what became of each remaining item, and remove it; an error makes all that remain unusable."""
+    """Yield (stem, result) for each remaining item, and remove it from `remaining`.
+
+    An error rejects all items that remain.
+    """
     try:
         if job.location is None:
             raise VideoError("it was there when the run began, and is gone now")
-        with local_copy(job.location, next(iter(remaining)).parent) as path:
+        scratch_folder = next(iter(remaining)).parent
+        with local_copy(job.location, scratch_folder) as path:
             before = path.stat()
             source_sha256, source_size = hash_source(path)
             segments = {}
@@ -142,6 +157,7 @@ def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path
                     item = msgspec.structs.replace(remaining[stem], stored=Stored(**facts))
                 del remaining[stem]
                 yield stem, item
+    # Whatever a broken video or a file system of fsspec raises, it costs this video alone.
     except Exception as error:
         reason = explain(error)
         for stem, item in remaining.items():
@@ -149,9 +165,10 @@ def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path
 
 
 def _keep(video: StoredVideo, stem: Path, local: Path, location: Location) -> Path:
-    """Return where the stored video stays until it is in its shard; `local` is the source's file.
+    """Return the path at which a stored video stays until it is in its shard.
 
-    A copied video stays where it is, but a temporary copy of one is copied into the staging folder.
+    A copied video stays where it is. If it is a temporary copy itself (`local`, fetched from
+    `location`), it is copied into the staging folder.
     """
     is_temporary = video.path == local and str(local) != location
     if is_temporary:
@@ -160,7 +177,7 @@ def _keep(video: StoredVideo, stem: Path, local: Path, location: Location) -> Pa
 
 
 def make_sample(item: Item, key: str, class_ids: Mapping[str, int]) -> tuple[Sample, Path]:
-    """Return what the dataset says of a stored item, and the path of its video."""
+    """Return the Sample of a stored item, and the path of its video."""
     assert item.stored is not None
     facts = msgspec.structs.asdict(item.stored)
     path = Path(facts.pop("path"))
@@ -175,11 +192,12 @@ def make_sample(item: Item, key: str, class_ids: Mapping[str, int]) -> tuple[Sam
 
 
 def hash_source(path: Path) -> tuple[str, int]:
-    """Return hash and bytes of a file, or of all frames in a folder of them."""
+    """Return the hash and the bytes of a file, or of all frames in a folder of them."""
     if not path.is_dir():
         return hash_file(path), path.stat().st_size
-    frames = list_frames(path)
-    digest = hashlib.sha256(
-        "".join(f"{hash_file(frame)} {frame.name}\n" for frame in frames).encode()
-    ).hexdigest()
-    return digest, sum(frame.stat().st_size for frame in frames)
+    lines = []
+    num_bytes = 0
+    for frame in list_frames(path):
+        lines.append(f"{hash_file(frame)} {frame.name}\n")
+        num_bytes += frame.stat().st_size
+    return hashlib.sha256("".join(lines).encode()).hexdigest(), num_bytes

@@ -1,4 +1,7 @@
-"""Run jobs in local processes or on a Ray cluster. A job that crashes or hangs costs itself and no other one."""
+"""Run jobs in local processes or on a Ray cluster.
+
+A job that crashes or hangs costs itself and no other one.
+"""
 
 import multiprocessing
 import os
@@ -7,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -18,15 +21,20 @@ from pebble.pool.process import WORKERS_NAME
 from adamae.common.errors import InputError
 from adamae.common.processes import end_with_parent
 
-START_METHOD = "spawn"  # a forked child would get copies of open pipes, and not notice when its parent is killed
-ATTEMPTS = 2  # the kernel may have killed a worker for another process's memory: each job gets a second chance
+# A forked child would get copies of open pipes, and not notice when its parent is killed.
+START_METHOD = "spawn"
+# The kernel may have killed a worker for another process's memory: each job gets a second chance.
+MAX_ATTEMPTS = 2
 
 RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
 
 
 def call_with_timer(function: Callable[[Any], Any], timeout: float, job: Any) -> Any:
-    """Return function(job). SIGALRM ends the process, also in the middle of FFmpeg, if it takes longer than `timeout`
-    seconds without a call of `restart_timer`."""
+    """Return function(job), and end the process if it hangs.
+
+    It hangs if `timeout` seconds pass without a call of `restart_timer`. SIGALRM then ends the
+    process even in the middle of FFmpeg, which no exception of Python would.
+    """
     signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
     try:
         return function(job)
@@ -35,7 +43,7 @@ def call_with_timer(function: Callable[[Any], Any], timeout: float, job: Any) ->
 
 
 def restart_timer() -> None:
-    """Let a job say that it makes progress; without a timer, nothing happens."""
+    """Report that the current job makes progress. Without a timer, nothing happens."""
     _, timeout = signal.getitimer(signal.ITIMER_REAL)
     if timeout:
         signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
@@ -43,30 +51,33 @@ def restart_timer() -> None:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C from the processes that the block starts, and raise it behind the block.
+    """Keep Ctrl-C from the processes that the block starts, and raise it after the block.
 
-    In this process, it is not enough to block the signal: any other thread, such as tqdm's, may take it.
+    Children inherit a blocked signal. For this process itself blocking is not enough: any other
+    thread, such as tqdm's, may take the signal.
     """
-    taken: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGINT, handler)
-        if taken:
+        if interrupts:
             signal.raise_signal(signal.SIGINT)
 
 
 class Processes:
-    """Processes of this machine."""
+    """Worker processes on this machine."""
 
     crashes: Any = (ProcessExpired, BrokenProcessPool)
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
-        self.capacity, self._function = num_workers, function
-        resource_tracker.ensure_running()  # its start would lift the block of signals
+        self.capacity = num_workers
+        self._function = function
+        # If it started with the first worker, it would lift the block of signals.
+        resource_tracker.ensure_running()
         self._pool = self._make_pool()
 
     def _make_pool(self) -> ProcessPool:
@@ -75,14 +86,16 @@ class Processes:
 
     def submit(self, job: Any) -> Future[Any]:
         with defer_interrupts():
-            if not self._pool.active:  # pebble gives up where a worker is killed that has no job
+            # pebble stops a pool when a worker is killed that has no job.
+            if not self._pool.active:
                 self.stop()
                 self._pool = self._make_pool()
             return self._pool.schedule(self._function, [job])
 
     def stop(self) -> None:
         self._pool.stop()
-        # pebble removes the semaphores before it ends the workers, and one that starts late does not find them.
+        # pebble removes the semaphores before it ends the workers. One that has only just started
+        # would not find them and print a traceback.
         for process in multiprocessing.active_children():
             if process.name == WORKERS_NAME:
                 process.kill()
@@ -91,7 +104,7 @@ class Processes:
 
 
 class RayCluster:
-    """The cluster at $RAY_ADDRESS, whose nodes see all files, or one of `num_workers` processes."""
+    """The cluster at $RAY_ADDRESS, whose nodes see all files, or a local one of `num_workers`."""
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         try:
@@ -99,25 +112,38 @@ class RayCluster:
         except ImportError as error:
             raise InputError("--engine ray needs Ray: pip install ray") from error
         address = os.environ.get("RAY_ADDRESS")
-        # By default a private cluster: one that happens to run here ends when its owner says so.
-        own: dict[str, Any] = (
-            {} if address else {"num_cpus": num_workers, "include_dashboard": False}
-        )
+        options: dict[str, Any] = {}
+        if not address:
+            # "local" starts a private cluster. Ray's default would join one that happens to run
+            # here, and that ends when its owner says so.
+            options = {"num_cpus": num_workers, "include_dashboard": False}
         try:
-            ray.init(address or "local", log_to_driver=False, **own)
+            ray.init(address or "local", log_to_driver=False, **options)
         except (ConnectionError, ValueError) as error:
             raise InputError(
                 f"no Ray cluster answers at RAY_ADDRESS={address} ({error})"
             ) from error
-        self._task: Any = ray.remote(max_retries=0)(
-            lambda job: function(job)
-        )  # Ray takes no partial
-        self.crashes, self.stop = ray.exceptions.WorkerCrashedError, ray.shutdown
+
+        def run_job(job: Any) -> Any:
+            return function(job)
+
+        # Ray takes functions, but no functools.partial. run_jobs repeats jobs itself.
+        self._task: Any = ray.remote(max_retries=0)(run_job)
+        self.crashes = ray.exceptions.WorkerCrashedError
+        self.stop = ray.shutdown
         self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, job: Any) -> Future[Any]:
         future: Future[Any] = self._task.remote(job).future()
         return future
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A job with the number of the attempt to run it, from 1."""
+
+    job: Any
+    attempt: int
 
 
 def run_jobs(
@@ -127,37 +153,62 @@ def run_jobs(
     num_workers: int,
     timeout: float,
 ) -> Iterator[tuple[Any, Any]]:
-    """Apply `function` to jobs, each of which may take `timeout` seconds without progress; yield (job, result), as they
-    come. The result is the reason where the worker died or took too long."""
-    tasks: Iterator[tuple[Any, int]] = ((job, 1) for job in jobs)  # with the number of the attempt
-    running: dict[Future[Any], tuple[Any, int]] = {}
+    """Apply `function` to jobs; yield (job, result) in the order in which they end.
+
+    A job may take `timeout` seconds without progress. Where the worker hung or died, the result is
+    a sentence that says so.
+    """
+    new_jobs = iter(jobs)
+    repeated: list[_Task] = []
+    running: dict[Future[Any], _Task] = {}
     engine = make_engine(partial(call_with_timer, function, timeout), num_workers)
     try:
         while True:
-            # No more than there are workers: each starts at once.
-            while len(running) < engine.capacity and (task := next(tasks, None)):
-                running[engine.submit(task[0])] = task
+            # No more than there are workers, so that each job starts at once: its timer runs.
+            while len(running) < engine.capacity:
+                task = _next_task(repeated, new_jobs)
+                if task is None:
+                    break
+                running[engine.submit(task.job)] = task
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job, attempt = running.pop(future)
-                if (error := future.exception()) is None:
-                    yield job, future.result()
-                elif not isinstance(error, engine.crashes):
+                task = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    yield task.job, future.result()
+                    continue
+                if not isinstance(error, engine.crashes):
                     raise error
-                elif (code := getattr(error, "exitcode", None)) == -signal.SIGALRM:
-                    yield job, f"it made no progress for {timeout:g} seconds: raise --timeout"
-                elif attempt < ATTEMPTS:
-                    tasks = chain([(job, attempt + 1)], tasks)
-                else:  # of a cluster's processes nobody says more
-                    cause = f", or made no progress for {timeout:g} seconds"
-                    if code is not None:
-                        cause = (
-                            f" ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
-                        )
-                    yield job, f"the process that worked on it died{cause}"
+                timed_out = getattr(error, "exitcode", None) == -signal.SIGALRM
+                if task.attempt < MAX_ATTEMPTS and not timed_out:
+                    repeated.append(_Task(task.job, task.attempt + 1))
+                else:
+                    yield task.job, _explain_crash(error, timeout)
     finally:
         engine.stop()
+
+
+def _next_task(repeated: list[_Task], new_jobs: Iterator[Any]) -> _Task | None:
+    """Return what to run next: the job that has failed last, or else a new one, if any is left."""
+    if repeated:
+        return repeated.pop()
+    job = next(new_jobs, None)
+    return None if job is None else _Task(job, attempt=1)
+
+
+def _explain_crash(error: BaseException, timeout: float) -> str:
+    exit_code = getattr(error, "exitcode", None)
+    if exit_code == -signal.SIGALRM:
+        return f"it made no progress for {timeout:g} seconds: raise --timeout"
+    if exit_code is None:
+        # Ray reports no exit code, so the timer may have ended the process as well.
+        cause = f", or made no progress for {timeout:g} seconds"
+    elif exit_code < 0:
+        cause = f" ({signal.Signals(-exit_code).name})"
+    else:
+        cause = f" (exit code {exit_code})"
+    return f"the process that worked on it died{cause}"
 
 
 ENGINES: dict[str, RunJobs] = {

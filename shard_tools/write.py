@@ -1,8 +1,9 @@
-"""Write shards (tar, samples.jsonl), and from what lies beside them the tables, `dataset.json` and a data card.
+"""Write shards (tar, samples.jsonl), and from these the tables, `dataset.json` and a data card.
 
-Each file exists whole or not at all. Files of tables are named by their content and never change; `dataset.json` says
-which ones count, and is replaced atomically. So readers continue with what they have opened, and a run that is killed
-leaves the dataset as it was. Memory is that of one shard.
+Each file exists whole or not at all. Files of tables are named by their content and never change;
+`dataset.json` names those that count, and is replaced atomically. So readers continue with what
+they have opened, and a run that is killed leaves the dataset as it was. Memory does not exceed that
+of one shard.
 """
 
 import base64
@@ -49,9 +50,11 @@ from adamae.pipeline.shards.read_format import read_samples
 from adamae.pipeline.video_error import VideoError
 from adamae.shard_tools.temp_table import TempTable
 
-TAR_FIELDS = ("offset", "size", "gops", "problem")  # what of a Sample follows from the tar
-SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}  # of tables
-# Of files, (columns, condition): those with the same columns and several sources.
+# The fields of a Sample that follow from the tar, and so cannot be written into it.
+TAR_FIELDS = ("offset", "size", "gops", "problem")
+# The tables' file extensions.
+SUFFIXES = {**dict.fromkeys(TABLES, "npy"), "names": "jsonl"}
+# Takes columns and a condition; selects the sources of files that share the values of the columns.
 EQUAL = """SELECT DISTINCT {0}, source FROM files WHERE ({0}) IN (
     SELECT {0} FROM files GROUP BY {0} HAVING count(DISTINCT source) > 1 {1}) ORDER BY {0}"""
 DUPLICATES = EQUAL.format("sha256", "")
@@ -63,25 +66,33 @@ configs:
 ---
 # {num_samples} video clips
 
-{num_frames} frames, {hours:.2f} hours, {megabytes:.1f} MB in {num_shards} shards of {codecs}. Made by AdaMAE's
-`make_shards.py`; `dataset.json` has all settings, `rejected.jsonl` what could not be used, with the reasons.
+{num_frames} frames, {hours:.2f} hours, {megabytes:.1f} MB in {num_shards} shards of {codecs}.
+Made by AdaMAE's `make_shards.py`; `dataset.json` has all settings, `rejected.jsonl` what could not
+be used, with the reasons.
 
-Each sample is `<key>.<container>`, the video, and `<key>.json`: `labels` (class ids, numbers from 0 in the list below;
-null: unlabeled), `num_frames`, `fps`, `width`, `height`, `source`, `segment` and `start` (seconds) in it, and `fields`
-(what else the input said: captions, …).
+Each sample is `<key>.<container>`, the video, and `<key>.json`: `labels` (class ids, numbers from 0
+in the list below; null: unlabeled), `num_frames`, `fps`, `width`, `height`, `source`, `segment` and
+`start` (seconds) in it, and `fields` (what else the input said: captions, …).
 
 ```python
-import datasets  # with torchcodec, or video.cast_column("{container}", datasets.Video(decode=False)) for the bytes
+import datasets
+
+# With torchcodec. For the bytes: video.cast_column("{container}", datasets.Video(decode=False))
 video = datasets.load_dataset("FOLDER", split="train")
 
 import glob, webdataset
-for sample in webdataset.WebDataset(sorted(glob.glob("FOLDER/*.tar")), shardshuffle=False).decode():
-    sample["json"]["labels"], sample["{container}"]  # bytes
+
+tars = sorted(glob.glob("FOLDER/*.tar"))
+for sample in webdataset.WebDataset(tars, shardshuffle=False).decode():
+    sample["json"]["labels"], sample["{container}"]  # the video is bytes
 ```
 
 {classes}
 """
-Members = dict[str, tuple[int, int]]  # (offset, size) in bytes of every file in a tar, in order
+# Offset and size in bytes of every file in a tar, in order.
+Members = dict[str, tuple[int, int]]
+# The bar of a rewrite of the tables would only flash by for fewer shards.
+MIN_SHARDS_FOR_BAR = 100
 
 
 def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> ShardInfo:
@@ -90,40 +101,48 @@ def write_shard(folder: Path, name: str, samples: list[tuple[Sample, Path]]) -> 
     Raise InputError if a copied video changes meanwhile.
     """
     with atomic_write(folder / name) as aside:
-        # webdataset's TarWriter gives the same bytes in 1.5 to 2 times the time: it imports torch (1.4 s) and holds
-        # whole videos in memory.
+        # webdataset's TarWriter gives the same bytes in 1.5 to 2 times the time: it imports torch
+        # (1.4 s) and holds whole videos in memory.
         with tarfile.open(aside, "w") as tar:
             for sample, path in samples:
-                facts = {
-                    name: value for name, value in asdict(sample).items() if name not in TAR_FIELDS
-                }
+                facts = asdict(sample)
+                for field in TAR_FIELDS:
+                    del facts[field]
                 metadata = json.dumps(facts).encode()
                 _add(tar, f"{sample.key}.json", io.BytesIO(metadata), len(metadata))
                 with path.open("rb") as video:
-                    _add(tar, f"{sample.key}.{sample.container}", video, path.stat().st_size)
+                    _add(tar, _video_name(sample), video, path.stat().st_size)
+        lines = []
         members = list_members(aside)
         with aside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            located = [
-                locate_sample(sample, *members[f"{sample.key}.{sample.container}"], data)
-                for sample, _ in samples
-            ]
+            for sample, _ in samples:
+                offset, size = members[_video_name(sample)]
+                lines.append(dump_sample(locate_sample(sample, offset, size, data)))
         info = ShardInfo(name, len(samples), aside.stat().st_size, hash_file(aside))
     with atomic_write(folder / info.samples_name) as aside:
-        aside.write_bytes(b"".join(map(dump_sample, located)))
+        aside.write_bytes(b"".join(lines))
     return info
 
 
+def _video_name(sample: Sample) -> str:
+    """Return the name of a sample's video in the tar."""
+    return f"{sample.key}.{sample.container}"
+
+
 def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
+    """Add a file without owner and time, which would differ from run to run."""
     member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o444
+    member.size = size
+    member.mode = 0o444
     tar.addfile(member, content)
 
 
 def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sample:
-    """Return a sample with its place in the tar, and its GOPs if we have encoded it.
+    """Return a sample with its position in the tar, and its GOPs if make_shards has encoded it.
 
-    A copied video may have groups too, but only its encoder knows whether they are closed; frames of an array always
-    are. Raise InputError if its bytes are not those that it was made from: a copied video is the user's file.
+    A copied video may have GOPs too, but only its encoder knows whether they are closed; frames of
+    an array always are. Raise InputError if the bytes are not those of the sample's hash: a copied
+    video is the user's file, and may have changed.
     """
     with memoryview(tar) as whole, whole[offset : offset + size] as video:
         if hashlib.sha256(video).hexdigest() != sample.sha256:
@@ -131,38 +150,40 @@ def locate_sample(sample: Sample, offset: int, size: int, tar: mmap.mmap) -> Sam
                 f"{sample.source} changed while it was stored: run the same command again"
             )
         is_copied = sample.sha256 == sample.source_sha256 and sample.container != CONTAINER
-        rows = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
-    return replace(sample, offset=offset, size=size, gops=base64.b64encode(rows).decode("ascii"))
+        gops = b"" if is_copied else index_gops(video, sample.num_frames).tobytes()
+    return replace(sample, offset=offset, size=size, gops=base64.b64encode(gops).decode("ascii"))
 
 
 def index_gops(data: Buffer, num_frames: int) -> Rows:
-    """Make the rows of a video, none if it is not fragmented MP4, or its fragments need each other to be decoded.
+    """Return the rows of a video in the table of GOPs.
 
-    The first row is that of the bytes before the first group. A video of 1,000 bytes whose groups of 10 frames begin
-    at bytes 100 and 600 has the rows (first_frame, offset) = (0, 0), (0, 100), (10, 600).
+    There are none if it is not fragmented MP4, or its fragments need each other to be decoded. The
+    first row is that of the bytes before the first GOP. A video of 1,000 bytes whose GOPs of 10
+    frames begin at bytes 100 and 600 has the rows (first_frame, offset) = (0, 0), (0, 100),
+    (10, 600).
     """
     no_rows = np.empty(0, GOP)
     try:
         if is_array(data):
             shape = read_shape(data)
-            offsets = [
-                shape.start + number * shape.frame_bytes for number in range(len(map_frames(data)))
-            ]
-            lengths = [1] * len(offsets)
+            lengths = [1] * len(map_frames(data))
+            offsets = [shape.start + index * shape.frame_bytes for index in range(len(lengths))]
         else:
             fragments = list(read_fragments(data))
             offsets = [fragment.start for fragment in fragments]
             lengths = [fragment.num_frames for fragment in fragments]
     except (struct.error, ValueError, VideoError):
         return no_rows
+    # Offsets are stored in 32 bits.
     if not offsets or sum(lengths) != num_frames or len(data) >= 2**32:
         return no_rows
     first_frames = [0, 0, *accumulate(lengths[:-1])]
     bounds = [0, *offsets, len(data)]
     rows = np.empty(len(first_frames), GOP)
-    for number, first_frame in enumerate(first_frames):
-        start, end = bounds[number], bounds[number + 1]
-        rows[number] = (first_frame, start, checksum(first_frame, data[start:end]))
+    for index, first_frame in enumerate(first_frames):
+        start = bounds[index]
+        end = bounds[index + 1]
+        rows[index] = (first_frame, start, checksum(first_frame, data[start:end]))
     return rows
 
 
@@ -179,17 +200,22 @@ def list_members(path: Path) -> Members:
     try:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
-                if member.size < 0:  # tarfile would loop forever
+                # On a negative size, tarfile would loop forever.
+                if member.size < 0:
                     raise ValueError(f"{member.size} bytes")
                 if member.isfile():
                     members[member.name] = member.offset_data, member.size
-    except (ValueError, OverflowError) as error:  # tarfile seeks wherever a header says
+    # tarfile seeks wherever a header says, and seeking raises these.
+    except (ValueError, OverflowError) as error:
         raise tarfile.ReadError(f"a header describes an impossible file: {error}") from error
     return members
 
 
 def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
-    """Write the tables, then `dataset.json`, then remove tables that it no longer names; return what it says."""
+    """Write the tables, then `dataset.json`, then remove tables that it no longer names.
+
+    Return `info` with what follows from the shards.
+    """
     new = write_tables(folder, info)
     write_description(folder, new)
     for name, suffix in SUFFIXES.items():
@@ -200,26 +226,27 @@ def publish_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
 
 
 def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
-    """Write the tables of the shards that `info` names; return `info` with what they say.
+    """Write the tables of the shards that `info` names; return `info` with what these hold.
 
-    Memory does not grow with the number of samples. Raise InputError if the samples.jsonl of a shard is missing or
-    broken.
+    Memory does not grow with the number of samples. Raise InputError if the samples.jsonl of a
+    shard is missing or broken.
     """
     writer = RowWriter()
     tables = {name: _TableFile(folder, name) for name in SUFFIXES}
     files = TempTable("CREATE TABLE files (sha256 BLOB, source BLOB, segment BLOB, labels BLOB)")
-    num_frames, seconds, histogram, shards = 0, 0.0, Counter[int](), []
-    for shard in progress_bar(
-        info.shards, unit="shard", desc="tables", disable=len(info.shards) < 100
-    ):
+    num_frames = 0
+    seconds = 0.0
+    histogram = Counter[int]()
+    shards = []
+    hides_bar = len(info.shards) < MIN_SHARDS_FOR_BAR
+    for shard in progress_bar(info.shards, unit="shard", desc="tables", disable=hides_bar):
         path = folder / shard.samples_name
         samples = list(read_samples(folder, shard))
         if len(samples) != shard.num_samples:
             raise InputError(f"{path} lists {len(samples)} samples, not {shard.num_samples}")
-        shards.append(replace(shard, samples_sha256=hash_file(path)))
-        hashes = bytes.fromhex(shard.sha256), bytes.fromhex(shards[-1].samples_sha256)
-        row = shard.name.encode(), writer.num_samples, shard.num_samples, shard.num_bytes, *hashes
-        tables["shards"].add(np.array([row], SHARD).tobytes(), 1)
+        shard = replace(shard, samples_sha256=hash_file(path))
+        shards.append(shard)
+        tables["shards"].add(_dump_shard(shard, writer.num_samples), 1)
         try:
             rows, gops, names = writer.make_rows(samples)
         except (ValueError, OverflowError) as error:
@@ -227,21 +254,21 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
         tables["samples"].add(rows.tobytes(), len(rows))
         tables["gops"].add(gops.tobytes(), len(gops))
         tables["names"].add(names, len(rows))
-        files.insert(
-            "files",
-            ((it.source_sha256, it.source, it.segment, json.dumps(it.labels)) for it in samples),
-            4,
-        )
+        file_rows = []
         for sample in samples:
+            labels = json.dumps(sample.labels)
+            file_rows.append((sample.source_sha256, sample.source, sample.segment, labels))
             histogram.update(sample.labels or ())
             num_frames += sample.num_frames
             seconds += sample.num_frames / sample.fps
-    counts = {
-        name: histogram[label] for label, name in enumerate(info.classes) if label in histogram
-    }
+        files.insert("files", file_rows, 4)
+    class_counts = {}
+    for label, name in enumerate(info.classes):
+        if label in histogram:
+            class_counts[name] = histogram[label]
     report: Report = {
         "hours": round(seconds / 3600, 6),
-        "class_histogram": dict(sorted(counts.items())),
+        "class_histogram": dict(sorted(class_counts.items())),
         "duplicates": _group(files.run(DUPLICATES)),
         "conflicts": _group(files.run(CONFLICTS)),
     }
@@ -257,20 +284,36 @@ def write_tables(folder: Path, info: DatasetInfo) -> DatasetInfo:
     )
 
 
-def _group(rows: Iterator[list[Any]]) -> list[list[str]]:
-    """Group the sources, last in each row, that have all else in common."""
-    return sorted(
-        sorted(row[-1] for row in group) for _, group in groupby(rows, lambda row: row[:-1])
+def _dump_shard(shard: ShardInfo, first_sample: int) -> bytes:
+    """Return a shard's row of the table of shards."""
+    row = (
+        shard.name.encode(),
+        first_sample,
+        shard.num_samples,
+        shard.num_bytes,
+        bytes.fromhex(shard.sha256),
+        bytes.fromhex(shard.samples_sha256),
     )
+    return np.array([row], SHARD).tobytes()
+
+
+def _group(rows: Iterator[list[Any]]) -> list[list[str]]:
+    """Return groups of the sources, last in each row, of rows that are equal otherwise."""
+    groups = []
+    for _, group in groupby(rows, lambda row: row[:-1]):
+        groups.append(sorted(row[-1] for row in group))
+    return sorted(groups)
 
 
 def write_card(folder: Path, info: DatasetInfo) -> None:
-    """Write README.md, with which other libraries find the shards and people what is in them."""
-    histogram = info.report.get("class_histogram", {})
-    lines = [
-        f"{number}. {printable(name)}: {histogram.get(name, 0)}"
-        for number, name in enumerate(info.classes)
-    ]
+    """Write README.md, for other libraries to find the shards and for people to read."""
+    classes = "No labels."
+    if info.classes:
+        histogram = info.report.get("class_histogram", {})
+        lines = ["Classes, with their samples:", ""]
+        for index, name in enumerate(info.classes):
+            lines.append(f"{index}. {printable(name)}: {histogram.get(name, 0)}")
+        classes = "\n".join(lines)
     text = CARD.format(
         num_samples=info.num_samples,
         num_frames=info.num_frames,
@@ -279,30 +322,27 @@ def write_card(folder: Path, info: DatasetInfo) -> None:
         num_shards=len(info.shards),
         codecs=", ".join(f"{name} ({sides.num_samples})" for name, sides in info.codecs.items()),
         container=info.containers[0],
-        classes="\n".join(["Classes, with their samples:", "", *lines]) if lines else "No labels.",
+        classes=classes,
     )
     write_text(folder / CARD_FILE, text)
 
 
 def write_description(folder: Path, info: DatasetInfo) -> None:
-    """Write `dataset.json`, with the hash of what it says as the last entry."""
+    """Write `dataset.json`, with the hash of all other entries as the last one."""
     values = info.to_json()
-    write_text(
-        folder / DATASET_FILE,
-        json.dumps({**values, "sha256": hash_description(values)}, indent=2) + "\n",
-    )
+    values["sha256"] = hash_description(values)
+    write_text(folder / DATASET_FILE, json.dumps(values, indent=2) + "\n")
 
 
 def hash_description(values: dict[str, Any]) -> str:
-    """Hash what `dataset.json` says except this hash, as JSON without white space and with sorted keys."""
+    """Hash the entries of `dataset.json` but the hash, as JSON with sorted keys and no spaces."""
     rest = {name: value for name, value in values.items() if name != "sha256"}
-    return hashlib.sha256(
-        json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class RowWriter:
-    """Turns samples into rows of the tables, shard after shard, and collects what dataset.json says of all of them."""
+    """Turns samples into rows of the tables, shard by shard, and sums up facts about all of them."""
 
     def __init__(self) -> None:
         self.num_samples = 0
@@ -311,19 +351,21 @@ class RowWriter:
         self._num_unlabeled = 0
         self._multi_label = False
         self._strides: set[int] = set()
-        # A codec's number, and a container's, is its position in these.
+        # The table of samples stores the position of a codec, and of a container, in these.
         self._codecs: dict[str, SizeRange] = {}
         self._containers: dict[str, int] = {}
 
     def make_rows(self, samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, bytes]:
-        """Make the rows of the next shard's samples, in tar order: of SAMPLE, of GOP, and lines of names."""
+        """Return rows of SAMPLE, rows of GOP and lines of names for the samples of the next shard.
+
+        `samples` are in tar order.
+        """
         names = [_dump_names(sample) for sample in samples]
         gops = [np.frombuffer(base64.b64decode(sample.gops), GOP) for sample in samples]
         labels = [summarize_labels(sample.labels) for sample in samples]
-        strides = [sample.frame_stride for sample in samples]
-        columns: dict[str, Any] = {
-            name: [getattr(sample, name) for sample in samples] for name in ROW_FIELDS
-        }
+        columns: dict[str, Any] = {}
+        for name in ROW_FIELDS:
+            columns[name] = [getattr(sample, name) for sample in samples]
         columns["label"] = labels
         columns["codec"] = [self._number_codec(sample) for sample in samples]
         columns["container"] = [self._number_container(sample) for sample in samples]
@@ -334,7 +376,7 @@ class RowWriter:
         rows = np.empty(len(samples), SAMPLE)
         for name, values in columns.items():
             rows[name] = values
-        self._strides.update(strides)
+        self._strides.update(columns["frame_stride"])
         self._num_unlabeled += labels.count(UNLABELED)
         self._multi_label |= MULTI_LABEL in labels
         self.num_samples += len(samples)
@@ -343,7 +385,7 @@ class RowWriter:
         return rows, np.concatenate([np.empty(0, GOP), *gops]), b"".join(names)
 
     def describe(self, info: DatasetInfo) -> DatasetInfo:
-        """Add to `info` what is known of all samples."""
+        """Return `info` with the facts about all samples so far."""
         return replace(
             info,
             codecs=self._codecs,
@@ -354,14 +396,16 @@ class RowWriter:
         )
 
     def _number_codec(self, sample: Sample) -> int:
-        """Return the number of a sample's codec, and widen the range of its videos' sizes."""
+        """Return the index of a sample's codec, and widen the range of its videos' sizes."""
         sizes = SizeRange(1, sample.width, sample.width, sample.height, sample.height)
         if sample.codec in self._codecs:
             sizes = self._codecs[sample.codec].merge(sizes)
+        # An existing key keeps its position.
         self._codecs[sample.codec] = sizes
         return list(self._codecs).index(sample.codec)
 
     def _number_container(self, sample: Sample) -> int:
+        """Return the index of a sample's container; a new one comes after all others."""
         return self._containers.setdefault(sample.container, len(self._containers))
 
 
@@ -372,8 +416,14 @@ def _dump_names(sample: Sample) -> bytes:
 
 
 def _find_starts(first: int, parts: Sequence[Sized]) -> list[int]:
-    """Return where each part starts, one behind the other, if the first one starts at `first`."""
-    *starts, _end = accumulate(map(len, parts), initial=first)
+    """Return where each part starts, if they follow each other and the first starts at `first`.
+
+    Example: parts of 3, 5 and 2 start at 10, 13 and 18 if `first` is 10.
+    """
+    starts = []
+    for part in parts:
+        starts.append(first)
+        first += len(part)
     return starts
 
 
@@ -381,7 +431,9 @@ class _TableFile:
     """A table that is written to a temporary file, and then named by its hash."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._name, self._path, self._num_rows = name, folder / f".{name}-table.partial", 0
+        self._name = name
+        self._path = folder / f".{name}-table.partial"
+        self._num_rows = 0
         self._file = self._path.open("wb")
         self._write_header()
 
@@ -392,19 +444,26 @@ class _TableFile:
     def finish(self) -> TableInfo:
         """Give the file its name; return its description."""
         size = self._file.tell()
+        # The header tells the number of rows, which is known only now.
         self._file.seek(0)
         self._write_header()
         self._file.close()
         digest = hash_file(self._path)
+        # Both the bytes and the name must be on the disk before dataset.json refers to them.
         sync(self._path)
-        path = self._path.rename(
-            self._path.with_name(f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}")
-        )
+        name = f"{self._name}-{digest[:16]}.{SUFFIXES[self._name]}"
+        path = self._path.rename(self._path.with_name(name))
         sync(path.parent)
         return TableInfo(path.name, self._num_rows, size, digest)
 
     def _write_header(self) -> None:
-        """Write NumPy's header, which has room for any number of rows."""
-        if (dtype := TABLES[self._name]) is not None:
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-            np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self._num_rows,)})
+        """Write NumPy's header, which has as many bytes for any number of rows."""
+        dtype = TABLES[self._name]
+        if dtype is None:
+            return
+        header = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (self._num_rows,),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)

@@ -300,7 +300,9 @@ def test_short_videos_are_named_before_they_are_encoded(
     for options, stride in short.items():
         make(videos, tmp_path / "shards", "--dry-run", *options.split())
         said = capsys.readouterr().err
-        warning = f"9 of 9 videos would have fewer than 16 frames, of which one of every {stride} is stored: give"
+        warning = (
+            f"at --frame-stride {stride}, 9 of 9 videos would be stored with fewer than 16 frames"
+        )
         assert (warning in said, "WARNING" in said) == (bool(stride), bool(stride)), said
 
 
