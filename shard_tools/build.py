@@ -1,12 +1,15 @@
-"""Make a dataset from a list of inputs: plan, process videos, write shards, publish; or resume where a run stopped.
+"""Make a dataset from a list of inputs, or resume where an interrupted run stopped.
 
-The state of a run lies in OUTPUT/.work:
+The steps are: plan, process videos, write shards, publish. The state of a run lies in OUTPUT/.work:
 
-    plan.jsonl                   settings, classes, which source goes into which shard: written first, never changed
-    items/<shard>/<key>.json, …  staged results, by the shard that they go into; removed when that is whole
-    shards/<name>.json           a shard that is whole, with the rejects among its inputs
+    plan.jsonl                settings, classes, which source goes into which shard; written first,
+                              never changed
+    items/<shard>/<key>.json  staged results, with their videos, by the shard that they go into;
+                              removed when that is complete
+    shards/<name>.json        a shard that is complete, with the rejects among its inputs
 
-so that a run that was killed repeats only what is missing, and ends with the same bytes as one that was not.
+So a run that was killed repeats only what is missing, and ends with the same bytes as one that was
+not.
 """
 
 import json
@@ -45,31 +48,38 @@ EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode
 
 
 class Build:
-    """One dataset being made. `part` (i, n): this process works on the videos of shards i, i + n, …
+    """One dataset being made, or a part of it.
 
-    Where several samples are cut out of a video, they go into any shards: the part that ends last writes all of them.
+    With `part` (i, n), this process works on the videos of shards i, i + n, i + 2n, … Samples that
+    are cut out of one video go into any shards: the part that ends last writes all shards that
+    several parts contribute to.
     """
 
-    def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)):
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)) -> None:
+        self.folder = folder
+        self.settings = settings
         self.part, self.num_parts = part
-        self.plan_file, self.work_folder = folder / PLAN_FILE, (folder / PLAN_FILE).parent
+        self.plan_file = folder / PLAN_FILE
+        self.work_folder = self.plan_file.parent
         self.info = read_if_described(folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep a second run of the same part out."""
+        """Make the output folder, and keep a second run of the same part out of it.
+
+        Raise InputError if the folder cannot be made or another run holds the lock.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"{self.folder} cannot be made ({error.strerror}): give another output folder"
             ) from error
+        path = self.folder / f".part-{self.part}.lock"
+        # On a stack, so that a Timeout of the block itself is not taken for this one.
         with ExitStack() as stack:
             try:
-                stack.enter_context(
-                    _passing_lock(self.folder / f".part-{self.part}.lock", wait=False)
-                )
+                stack.enter_context(_passing_lock(path, wait=False))
             except Timeout:
                 raise InputError(
                     f"{self.folder} is locked by another run: wait for it to end"
@@ -77,13 +87,16 @@ class Build:
             yield
 
     def plan(self, inputs: ItemStore, classes: list[str]) -> Plan | None:
-        """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`; None if it has all."""
+        """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`.
+
+        Return None if it lacks nothing. Raise InputError if the settings have changed.
+        """
         with lock_folder(self.folder):
-            self.info = read_if_described(self.folder)  # another part may have completed it
+            # Another part may have completed the dataset.
+            self.info = read_if_described(self.folder)
             if not self.plan_file.exists():
-                shutil.rmtree(
-                    self.work_folder, ignore_errors=True
-                )  # of a run that was killed when all was done
+                # The folder is left if a run was killed right after it had published.
+                shutil.rmtree(self.work_folder, ignore_errors=True)
                 self._save_plan(inputs, classes)
             if not self.plan_file.exists():
                 return None
@@ -91,49 +104,69 @@ class Build:
             self._require_same_settings(plan.settings)
             return plan
 
-    def _require_same_settings(self, then: dict[str, Any]) -> None:
-        now = self.settings.to_json()
-        names = [
-            name for name in sorted(now.keys() | then.keys()) if now.get(name) != then.get(name)
-        ]
-        if names:
-            different = ", ".join(
-                f"{name} is {then.get(name)} there and {now.get(name)} now" for name in names
-            )
+    def _require_same_settings(self, stored: dict[str, Any]) -> None:
+        current = self.settings.to_json()
+        differences = []
+        for name in sorted(current.keys() | stored.keys()):
+            before = stored.get(name)
+            now = current.get(name)
+            if before != now:
+                differences.append(f"{name} is {before} there and {now} now")
+        if differences:
             raise InputError(
-                f"{self.folder} was made with other settings ({different}): give another output folder"
+                f"{self.folder} was made with other settings ({', '.join(differences)}): give"
+                " another output folder"
             )
 
     def _save_plan(self, inputs: ItemStore, classes: list[str]) -> None:
-        """Write the plan of what is new in `inputs`, if anything is."""
+        """Write the plan of what is new in `inputs`, if anything is.
+
+        Raise InputError if `inputs` contradict the dataset or the settings.
+        """
         if self.info.shards:
             self._require_same_settings(self.info.encode)
-        known = self.info.classes
-        if classes and classes[: len(known)] != known:
+        stored_classes = self.info.classes
+        if classes and classes[: len(stored_classes)] != stored_classes:
             raise InputError(
-                f"the label map does not start with the classes of {self.folder}: their ids would change"
+                f"the label map does not start with the classes of {self.folder}: their ids would"
+                " change"
             )
-        names = classes or assign_class_ids(inputs.labels(), known)
+        names = classes or assign_class_ids(inputs.labels(), stored_classes)
         rejects = set(read_rejects(self.folder))
-        if self.settings.clip_seconds:  # pieces stand for their video
+        if self.settings.clip_seconds:
+            # With the pieces of a video, the video itself counts as rejected.
             rejects |= {split_name(name)[0] for name in rejects}
         inputs.mark_stored(self._list_stored(), rejects)
-        if change := inputs.find_change():  # it would not be stored again
+        # A video with another size or other labels than before would not be stored again.
+        change = inputs.find_change()
+        if change:
             raise InputError(f"{self.folder} holds {change}: give another output folder")
         if self.settings.encode == COPY and inputs.has_segments:
             raise InputError(
-                "--encode copy keeps whole videos, and the input asks for segments: choose another --encode"
+                "--encode copy keeps whole videos, and the input asks for segments: choose another"
+                " --encode"
             )
-        location = getattr(next(inputs.new(), None), "location", None)
-        if self.settings.fps is None and isinstance(location, str) and os.path.isdir(location):
+        if self.settings.fps is None:
+            self._refuse_frame_folders(inputs)
+        numbers = [shard_number(shard.name) for shard in self.info.shards]
+        save_plan(self.plan_file, inputs, self.settings, names, first=max(numbers, default=-1) + 1)
+
+    def _refuse_frame_folders(self, inputs: ItemStore) -> None:
+        """Raise InputError if `inputs` are folders of frames, which come without a frame rate."""
+        # The first one tells: an input holds folders of frames or videos.
+        item = next(inputs.new(), None)
+        if item is None or not isinstance(item.location, str):
+            return
+        if os.path.isdir(item.location):
             raise InputError(
-                f"{location} is a folder of frames, which does not say their rate: give --fps"
+                f"{item.location} is a folder of frames, which does not say their rate: give --fps"
             )
-        first = max((shard_number(shard.name) for shard in self.info.shards), default=-1) + 1
-        save_plan(self.plan_file, inputs, self.settings, names, first)
 
     def _list_stored(self) -> Iterator[tuple[str, str, tuple[str, ...] | None, int]]:
-        """Yield source, segment, labels and bytes of what the dataset holds. Raise InputError if a shard is gone."""
+        """Yield source, segment, labels and bytes of each sample of the dataset.
+
+        Raise InputError if a shard is missing or incomplete.
+        """
         for shard in self.info.shards:
             path = self.folder / shard.name
             if not path.is_file() or path.stat().st_size != shard.num_bytes:
@@ -141,16 +174,13 @@ class Build:
                     f"{path} is missing or incomplete: restore it, or give another output folder"
                 )
             for sample in read_samples(self.folder, shard):
-                labels = (
-                    None
-                    if sample.labels is None
-                    else tuple(self.info.classes[label] for label in sample.labels)
-                )
-                for segment in {
-                    sample.segment,
-                    "" if self.settings.clip_seconds else sample.segment,
-                }:
-                    yield sample.source, segment, labels, sample.source_size
+                labels = None
+                if sample.labels is not None:
+                    labels = tuple(self.info.classes[label] for label in sample.labels)
+                yield sample.source, sample.segment, labels, sample.source_size
+                if self.settings.clip_seconds and sample.segment:
+                    # With a piece of it, a whole video counts as stored.
+                    yield sample.source, "", labels, sample.source_size
 
     def run(
         self,
@@ -158,7 +188,10 @@ class Build:
         inputs: ItemStore,
         run_jobs: Callable[[Iterator[Job]], Iterator[tuple[Job, Any]]],
     ) -> Iterator[Item]:
-        """Process this part's videos, write each shard as soon as it can be, and yield what became of each item."""
+        """Process this part's videos and yield each item with its result.
+
+        Each shard is written as soon as its items are there. Raise OSError if the disk fails.
+        """
         num_remaining = dict(plan.shards)
         for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
@@ -183,11 +216,11 @@ class Build:
             yield Job(inputs.location(video[0].source), items, self.settings)
 
     def _missing(self, plan: Plan) -> set[str]:
-        """Return the shards that are not whole yet."""
+        """Return the names of the shards that are not complete yet."""
         return {shard for shard in plan.shards if not self._marker(shard).exists()}
 
     def list_pending(self, plan: Plan) -> Iterator[list[Item]]:
-        """Yield what missing shards need of each of this part's videos."""
+        """Yield, of each of this part's videos, the items that go into missing shards."""
         missing = self._missing(plan)
         for video in plan.videos():
             pending = [item for item in video if item.shard in missing]
@@ -195,21 +228,29 @@ class Build:
                 yield pending
 
     def _part_of(self, video: list[Item]) -> int:
-        """Return the part that works on a video: that of its first shard."""
+        """Return the part that works on a video: the one of its first shard."""
         return shard_number(video[0].shard) % self.num_parts
 
     def _folder_of(self, shard: str) -> Path:
-        """Return where its staged results lie: looking one up takes as long as its folder is full."""
+        """Return the folder of a shard's staged results.
+
+        Each shard has its own: looking up a file takes the longer, the more a folder holds.
+        """
         return self.work_folder / "items" / shard.removesuffix(".tar")
 
     def _stem(self, item: Item) -> Path:
+        """Return the path of an item's staged result, without extension."""
         return self._folder_of(item.shard) / make_key(item.source, item.segment)
 
     def _marker(self, shard: str) -> Path:
+        """Return the path of the file that exists once a shard is complete."""
         return self.work_folder / "shards" / f"{shard}.json"
 
     def _finish_shard(self, plan: Plan, shard: str) -> None:
-        """Write a shard of what is staged for it, and its marker. Raise InputError if something is missing."""
+        """Write a shard from its staged results, then its marker, and remove the results.
+
+        Raise InputError if a result is missing.
+        """
         items = []
         for path in self._folder_of(shard).glob("*.json"):
             item = read_staged(path.with_suffix(""))
@@ -218,7 +259,7 @@ class Build:
         if len(items) != plan.shards[shard]:
             raise InputError(f"{self.folder} is not complete yet: run the same command again")
         items.sort(key=lambda item: item.position)
-        class_ids = {name: number for number, name in enumerate(plan.classes)}
+        class_ids = {name: index for index, name in enumerate(plan.classes)}
         samples = []
         rejected = {}
         for item in items:
@@ -228,74 +269,88 @@ class Build:
                 samples.append(make_sample(item, make_key(item.source, item.segment), class_ids))
             else:
                 rejected[item.name] = item.problem
-        info = write_shard(self.folder, shard, samples) if samples else None
+        # A shard without any usable video is complete without a file.
+        info = None
+        if samples:
+            info = asdict(write_shard(self.folder, shard, samples))
         self._marker(shard).parent.mkdir(exist_ok=True)
-        write_text(
-            self._marker(shard),
-            json.dumps({"shard": info and asdict(info), "rejected": rejected}) + "\n",
-        )
+        write_text(self._marker(shard), json.dumps({"shard": info, "rejected": rejected}) + "\n")
         shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
         """Publish the dataset once all parts are done; before that, return one that is not."""
         with lock_folder(self.folder):
-            if not self.plan_file.exists():  # another part was here first
+            if not self.plan_file.exists():
+                # Another part has published it.
                 self.info = read_if_described(self.folder)
                 return None
             missing = self._missing(plan)
             for video in plan.videos():
                 part = self._part_of(video)
-                if part != self.part and any(
-                    item.shard in missing and not is_done(self._stem(item)) for item in video
-                ):
-                    return part
+                # This part's own videos are done.
+                if part == self.part:
+                    continue
+                for item in video:
+                    if item.shard in missing and not is_done(self._stem(item)):
+                        return part
             for shard in sorted(missing):
                 self._finish_shard(plan, shard)
             self._publish(plan)
             return None
 
     def _publish(self, plan: Plan) -> None:
-        markers = [
-            json.loads(self._marker(shard).read_text(encoding="utf-8")) for shard in plan.shards
-        ]
+        """Add the planned shards to the dataset, and remove the state of the run."""
         # A run that was killed right after publishing may have put some in already.
         shards = [shard for shard in self.info.shards if shard.name not in plan.shards]
-        shards += [ShardInfo(**marker["shard"]) for marker in markers if marker["shard"]]
         rejected = read_rejects(self.folder) | plan.rejected
-        for marker in markers:
+        for name in plan.shards:
+            marker = json.loads(self._marker(name).read_text(encoding="utf-8"))
             rejected |= marker["rejected"]
+            if marker["shard"]:
+                shards.append(ShardInfo(**marker["shard"]))
         if shards:
-            known = replace(
-                self.info, classes=plan.classes, encode=plan.settings, num_rejected=len(rejected)
+            info = replace(
+                self.info,
+                classes=plan.classes,
+                encode=plan.settings,
+                num_rejected=len(rejected),
+                shards=shards,
             )
-            self.info = publish_tables(self.folder, replace(known, shards=shards))
+            self.info = publish_tables(self.folder, info)
             write_card(self.folder, self.info)
-        lines = [
-            json.dumps({"source": source, "reason": reason})
-            for source, reason in sorted(rejected.items())
-        ]
-        write_text(self.folder / REJECTED_FILE, "".join(line + "\n" for line in lines))
-        for path in self.folder.glob(".*.partial"):  # left by a kill
+        lines = []
+        for source, reason in sorted(rejected.items()):
+            lines.append(json.dumps({"source": source, "reason": reason}) + "\n")
+        write_text(self.folder / REJECTED_FILE, "".join(lines))
+        # Files that a killed run was writing.
+        for path in self.folder.glob(".*.partial"):
             path.unlink()
+        # While the plan is there, the run can be repeated, so it stays until all is published.
         self.plan_file.unlink()
         shutil.rmtree(self.work_folder)
 
 
 def read_if_described(folder: Path) -> DatasetInfo:
-    """Read `dataset.json`, if there is one."""
+    """Read `dataset.json`; without it, return an empty dataset."""
     return read_dataset_info(folder) if has_dataset_json(folder) else EMPTY
 
 
 def list_sources(folder: Path) -> Iterator[str]:
-    """Yield the files that a dataset holds or is about to."""
-    if (plan := folder / PLAN_FILE).exists():
-        yield from (video[0].source for video in Plan(plan).videos())
+    """Yield the sources of all samples that a dataset holds or is about to hold."""
+    plan_file = folder / PLAN_FILE
+    if plan_file.exists():
+        for video in Plan(plan_file).videos():
+            yield video[0].source
     for shard in read_if_described(folder).shards:
-        yield from (sample.source for sample in read_samples(folder, shard))
+        for sample in read_samples(folder, shard):
+            yield sample.source
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Read reasons by source from `rejected.jsonl`, without which all are tried again."""
+    """Read reasons by source from `rejected.jsonl`; none without it, so that all are tried again.
+
+    Raise InputError if the file is damaged.
+    """
     path = folder / REJECTED_FILE
     if not path.exists():
         return {}
@@ -319,7 +374,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def _passing_lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold an exclusive lock, and remove its file from the dataset at the end.
 
-    Whoever waits for a file that has been removed makes a new one, and waits for that.
+    A process that waits for a file that has been removed makes a new one, and waits for that.
     """
     with exclusive_lock(path, wait=wait):
         try:

@@ -184,7 +184,7 @@ def probe_header(location: Location, fps: float | None = None) -> tuple[float, f
 
 
 def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
-    """Warn if some would be stored with fewer frames than a clip has, and a smaller stride helps."""
+    """Warn if some would be stored with fewer frames than a clip, and a smaller stride helps."""
     count_frames = partial(count_source_frames, clip_seconds=settings.clip_seconds)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         counts = list(threads.map(count_frames, items))

@@ -342,7 +342,7 @@ def hash_description(values: dict[str, Any]) -> str:
 
 
 class RowWriter:
-    """Turns samples into rows of the tables, shard by shard, and sums up facts about all of them."""
+    """Turns samples into rows of the tables, shard by shard, and sums up facts about them all."""
 
     def __init__(self) -> None:
         self.num_samples = 0
