@@ -228,7 +228,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --encode copy --gop 4", "--encode copy keeps every byte: it cannot go with --gop"),
     ("videos out --encode copy --tune size", "cannot go with --tune"),
     ("videos out --root videos", "--root is for the paths of a list"),
-    ("videos out --hold-out 20", "--hold-out is a share between 0 and 1"),
+    ("videos out --hold-out 20", "--hold-out is a fraction between 0 and 1"),
     ("videos/a.mp4 out --hold-out 0.1", "--hold-out leaves no video for train"),
     ("videos out --hold-out 0.4 --group-by person", "--group-by is person: give folder:1"),
     ("videos out --label-map nowhere.txt", "nowhere.txt is not a label map"),
