@@ -85,14 +85,17 @@ class Sprite:
 
     def __init__(
         self, rng: np.random.Generator, width: int, height: int, velocity: ArrayLike = (0, 0)
-    ):
+    ) -> None:
         side = min(width, height)
         w = max(4, round(side * rng.uniform(0.16, 0.32)))
         h = max(4, round(side * rng.uniform(0.16, 0.32)))
         inside = np.ones((h, w), bool)
         if rng.random() < 0.5:
+            # The ellipse that touches all four sides.
             y, x = np.mgrid[:h, :w]
-            inside = ((x + 0.5) / w * 2 - 1) ** 2 + ((y + 0.5) / h * 2 - 1) ** 2 <= 1
+            dx = (x + 0.5) / w * 2 - 1
+            dy = (y + 0.5) / h * 2 - 1
+            inside = dx**2 + dy**2 <= 1
         self.mask = Image.fromarray((255 * inside).astype(np.uint8))
         # The top left corner in frame 0, in pixels from a point one sprite up and left of the
         # canvas; see paste.
@@ -108,11 +111,14 @@ class Sprite:
         """
         size = np.array(self.picture.size)
         # A period is the canvas and one sprite: it has left on one side when it enters opposite.
-        position = (self.start + frame * self.velocity) % (canvas.size + size)
+        period = canvas.size + size
+        position = (self.start + frame * self.velocity) % period
         corner = (position - size).round()
-        canvas.paste(self.picture, (int(corner[0]), int(corner[1])), self.mask)
-        visible = np.clip([corner, corner + size], 0, canvas.size)
-        return [*visible.ravel().tolist(), *self.velocity.tolist()]
+        x, y = corner.astype(int).tolist()
+        canvas.paste(self.picture, (x, y), self.mask)
+        top_left = np.clip(corner, 0, canvas.size)
+        bottom_right = np.clip(corner + size, 0, canvas.size)
+        return [*top_left.tolist(), *bottom_right.tolist(), *self.velocity.tolist()]
 
 
 def check_bits(number: int) -> int:
@@ -125,14 +131,17 @@ def draw_frame_number(frame: np.ndarray, number: int) -> None:
     """Write `number` (below 4096) into the top left corner of `frame`, uint8 [H, W, 3]."""
     code = number << 4 | check_bits(number)
     height, width, _ = frame.shape
+    rows = _find_grid_lines(height)
+    columns = _find_grid_lines(width)
     for cell in range(GRID * GRID):
         row, column = divmod(cell, GRID)
-        top = round(row * height / GRID_FRACTION)
-        bottom = round((row + 1) * height / GRID_FRACTION)
-        left = round(column * width / GRID_FRACTION)
-        right = round((column + 1) * width / GRID_FRACTION)
-        # Off black and white, so that no codec clips them.
-        frame[top:bottom, left:right] = 235 if code >> cell & 1 else 20
+        value = 235 if code >> cell & 1 else 20
+        frame[rows[row] : rows[row + 1], columns[column] : columns[column + 1]] = value
+
+
+def _find_grid_lines(side: int) -> list[int]:
+    """Return the first pixel of each row or column of the grid, and the one behind the last."""
+    return [round(line * side / GRID_FRACTION) for line in range(GRID + 1)]
 
 
 def draw_directions(

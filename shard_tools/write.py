@@ -300,8 +300,9 @@ def _dump_shard(shard: ShardInfo, first_sample: int) -> bytes:
 def _group(rows: Iterator[list[Any]]) -> list[list[str]]:
     """Return groups of the sources, last in each row, of rows that are equal otherwise."""
     groups = []
-    for _, group in groupby(rows, lambda row: row[:-1]):
-        groups.append(sorted(row[-1] for row in group))
+    for _, equal_rows in groupby(rows, lambda row: row[:-1]):
+        sources = [row[-1] for row in equal_rows]
+        groups.append(sorted(sources))
     return sorted(groups)
 
 
