@@ -203,7 +203,7 @@ class MixOrder:
         return block * self._counts // self._num_blocks
 
     def _shuffle_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "positions 2"]:
-        """Return the dataset at each position of a block, and its index in the dataset's part of it.
+        """Return the dataset at each position of a block, and the index in its part of the block.
 
         For example, two datasets with 3 samples and 1 may give [[0, 0], [1, 0], [0, 1], [0, 2]].
         """
@@ -274,7 +274,7 @@ class DatasetOrder:
         return self._window(node, epoch, window), index - start
 
     def _node_range(self, node: int) -> tuple[int, int]:
-        """Return the samples of a node, from the first up to the second number, span after span."""
+        """Return the first sample of a node and the first behind its last, span after span."""
         size = len(self._member.samples)
         return node * size // self._num_nodes, (node + 1) * size // self._num_nodes
 
