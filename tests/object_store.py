@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.request import Request, urlopen
+from wsgiref.types import StartResponse
 
 from http_server import HttpServer
 from werkzeug.wrappers import Response
@@ -20,22 +21,24 @@ class Fault:
 
     kind: Kind
     suffix: str = ""
-    times: int = 10**9  # requests until it ends
-    rate: int = 10_000  # bytes per second of a slow body
+    # Requests until it ends.
+    times: int = 10**9
+    # Bytes per second of a slow body.
+    rate: int = 10_000
 
 
 class S3Server(HttpServer):
-    """Records the requests."""
+    """An S3 server that records the requests."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
-        from moto.server import (  # takes seconds, and few tests need it
-            DomainDispatcherApplication,
-            create_backend_app,
-        )
+        # The import takes seconds, and few tests need it.
+        from moto.server import DomainDispatcherApplication, create_backend_app
 
         self.faults: list[Fault] = []
-        self.requests: list[str] = []  # "GET /bucket/data/shard-000000.tar"
-        self._released = threading.Event()  # set to end silences
+        # Such as "GET /bucket/data/shard-000000.tar".
+        self.requests: list[str] = []
+        # Set to end silent and slow answers.
+        self._released = threading.Event()
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
         super().__init__(self._answer, address)
@@ -45,6 +48,7 @@ class S3Server(HttpServer):
         super().__exit__()
 
     def inject(self, kind: Kind, suffix: str = "", **details: float) -> None:
+        """Add a fault; see Fault."""
         with self._lock:
             self.faults.append(Fault(kind, suffix, **details))  # type: ignore[arg-type]
 
@@ -57,20 +61,20 @@ class S3Server(HttpServer):
         self._released = threading.Event()
 
     def _find_fault(self, method: str, path: str) -> Fault | None:
+        """Record a request, and return the first fault that it meets."""
         with self._lock:
             self.requests.append(f"{method} {path}")
             for fault in self.faults:
-                bodies_only = fault.kind in ("cut", "slow", "changed")
-                if (
-                    path.endswith(fault.suffix)
-                    and fault.times > 0
-                    and (method == "GET" or not bodies_only)
-                ):
-                    fault.times -= 1
-                    return fault
+                if not path.endswith(fault.suffix) or fault.times <= 0:
+                    continue
+                # Only answers to GET have a body to damage.
+                if fault.kind in ("cut", "slow", "changed") and method != "GET":
+                    continue
+                fault.times -= 1
+                return fault
         return None
 
-    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         released = self._released
         fault = self._find_fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if fault and fault.kind == "silent":
@@ -78,7 +82,7 @@ class S3Server(HttpServer):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionError
         if fault and fault.kind in ("503", "403"):
-            code = {"503": "SlowDown", "403": "AccessDenied"}[fault.kind]
+            code = "SlowDown" if fault.kind == "503" else "AccessDenied"
             body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
             return Response(body, int(fault.kind))(environ, start_response)
         response = Response.from_app(self._moto, environ, buffered=True)
@@ -92,17 +96,20 @@ class S3Server(HttpServer):
 def _damage(
     data: bytes, fault: Fault, released: threading.Event, connection: socket.socket
 ) -> Iterator[bytes]:
+    """Yield the body of an answer with a fault."""
     if fault.kind == "changed":
-        yield data[:-1] + bytes([data[-1] ^ 1]) if data else data
+        if data:
+            yield data[:-1] + bytes([data[-1] ^ 1])
     elif fault.kind == "cut":
         yield data[: len(data) // 2]
         connection.shutdown(socket.SHUT_RDWR)
     else:
-        for start in range(0, len(data), max(1, fault.rate // 10)):
+        bytes_per_pause = max(1, fault.rate // 10)
+        for start in range(0, len(data), bytes_per_pause):
             if released.wait(0.1):
                 connection.shutdown(socket.SHUT_RDWR)
                 return
-            yield data[start : start + max(1, fault.rate // 10)]
+            yield data[start : start + bytes_per_pause]
 
 
 def environment(endpoint: str) -> dict[str, str]:
@@ -117,7 +124,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def request(endpoint: str, method: str, path: str, body: bytes = b"") -> bytes:
-    """Send a request to an S3 server that checks no signatures; raises HTTPError unless it succeeds."""
+    """Send a request to an S3 server that checks no signatures; raise HTTPError if it fails."""
     credential = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/x"
     headers = {"Authorization": credential, "Content-Type": "application/octet-stream"}
     with urlopen(Request(endpoint + path, body, headers, method=method), timeout=60) as answer:
@@ -125,7 +132,10 @@ def request(endpoint: str, method: str, path: str, body: bytes = b"") -> bytes:
 
 
 def upload(endpoint: str, folder: Path, bucket: str, prefix: str) -> str:
-    """Upload the files of a folder to a bucket, which is created if missing; return their common URL."""
+    """Upload the files of a folder to a bucket; return their common URL.
+
+    The bucket is created if it does not exist.
+    """
     request(endpoint, "PUT", f"/{bucket}")
     for path in sorted(folder.iterdir()):
         if path.is_file():

@@ -279,7 +279,7 @@ class DatasetOrder:
         return node * size // self._num_nodes, (node + 1) * size // self._num_nodes
 
     def _cut_spans(self, node: int) -> Spans:
-        """Return the spans of a node, sorted; nodes before and after it own parts of some shards."""
+        """Return the spans of a node, sorted; other nodes may own other parts of their shards."""
         begin, end = self._node_range(node)
         ends = np.cumsum(self._spans[:, 1])
         first = int(ends.searchsorted(begin, side="right"))

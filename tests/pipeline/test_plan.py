@@ -1,5 +1,6 @@
 """The plan is arithmetic: its promises are checked over many seeds, sizes and world sizes."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.plan import (
+    ClipPlan,
     EvaluationPlan,
     PlanRow,
     TrainingPlan,
@@ -27,218 +29,279 @@ from adamae.pipeline.shards.index import Tables
 from adamae.shard_tools.write import RowWriter
 
 
+def make_sample(
+    index: int, timing: tuple[int, float, int], labels: tuple[int, ...] | None
+) -> Sample:
+    """Return a sample without bytes; timing: number of frames, frames per second and stride."""
+    num_frames, fps, frame_stride = timing
+    return Sample(
+        key=f"k{index}",
+        container="mp4",
+        codec="h264",
+        num_frames=num_frames,
+        fps=fps,
+        frame_stride=frame_stride,
+        width=64,
+        height=48,
+        labels=labels,
+        source=f"k{index}.mp4",
+        # Hashes whose order is another one than that of the samples.
+        sha256=f"{index * 7919 % 10007:064d}",
+        size=10_000,
+    )
+
+
 def make_table(
     counts: list[int],
     num_frames: int = 40,
     frame_stride: int = 1,
-    parts: list[int] | None = None,
-    rates: Sequence[tuple[int, float, int]] = (),
+    timings: Sequence[tuple[int, float, int]] = (),
     labels: Sequence[int] = (),
 ) -> ShardDataset:
-    """A dataset without bytes: shard s holds counts[s] samples and belongs to dataset parts[s].
+    """Return a dataset without bytes, whose shard s holds counts[s] samples.
 
-    rates: number of frames, frames per second and stride of each sample, instead of the same of all.
+    timings: number of frames, frames per second and stride of each sample, which are otherwise the
+    same for all.
     """
-    if parts:
-        of_parts = [
-            [count for count, part in zip(counts, parts, strict=True) if part == one]
-            for one in {*parts}
-        ]
-        return ShardDataset([make_table(some).parts[0] for some in of_parts])
-    samples = [
-        Sample(
-            f"k{i}",
-            "mp4",
-            "h264",
-            *(rates[i] if rates else (num_frames, 8.0, frame_stride)),
-            64,
-            48,
-            (labels[i],) if labels else None,
-            f"k{i}.mp4",
-            f"{i * 7919 % 10007:064d}",
-            size=10_000,
-        )
-        for i in range(sum(counts))
-    ]
-    shards = [
-        ShardInfo(f"shard-{s}.tar", count, 20_000, 64 * "0") for s, count in enumerate(counts)
-    ]
-    writer, ends = RowWriter(), np.cumsum(counts)
-    made = [
-        writer.make_rows(samples[end - count : end])
-        for end, count in zip(ends, counts, strict=True)
-    ]
-    info = writer.describe(
-        DatasetInfo(
-            len(samples), 0, 0, [f"class {label}" for label in sorted({*labels})], {}, shards
-        )
+    if not timings:
+        timings = [(num_frames, 8.0, frame_stride)] * sum(counts)
+    writer = RowWriter()
+    shards = []
+    rows = []
+    names = b""
+    start = 0
+    for number, count in enumerate(counts):
+        samples = []
+        for index in range(start, start + count):
+            of_sample = (labels[index],) if labels else None
+            samples.append(make_sample(index, timings[index], of_sample))
+        shard_rows, _, shard_names = writer.make_rows(samples)
+        rows.append(shard_rows)
+        names += shard_names
+        shards.append(ShardInfo(f"shard-{number}.tar", count, 20_000, "0" * 64))
+        start += count
+    classes = [f"class {label}" for label in sorted(set(labels))]
+    info = writer.describe(DatasetInfo(start, 0, 0, classes, {}, shards))
+    tables = Tables(
+        "made", info, np.array(counts), np.concatenate(rows), lambda table: Path(table.file)
     )
-    rows = np.concatenate([rows for rows, _, _ in made])
-    part = Tables("made", info, np.array(counts), rows, lambda table: Path(table.file))
-    part._names = np.frombuffer(b"".join(names for _, _, names in made), np.uint8)
-    return ShardDataset([part])
+    tables._names = np.frombuffer(names, np.uint8)
+    return ShardDataset([tables])
+
+
+def make_mix(*counts: list[int]) -> ShardDataset:
+    """Return a mix of datasets without bytes, each with shards of so many samples."""
+    return ShardDataset([make_table(part).parts[0] for part in counts])
 
 
 def make_plan(
-    dataset: ShardDataset, config: DataConfig | None = None, **others: int
+    dataset: ShardDataset, config: DataConfig | None = None, **changes: int
 ) -> TrainingPlan:
-    settings = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 4, **others}
+    settings = {"num_frames": 4, "image_size": 32, "seed": 0, "batch_size": 4, **changes}
     return TrainingPlan(dataset, config or DataConfig(frame_stride=1), **settings)
 
 
-def stream(plans: list[TrainingPlan], batches: range) -> list[PlanRow]:
-    """The global order that the ranks of one run see batch_multiple."""
-    return [row for index in batches for plan in plans for row in plan.batch(index)]
+def stream(plans: Sequence[ClipPlan], num_batches: int) -> list[PlanRow]:
+    """Return the clips of all ranks, batch after batch."""
+    rows = []
+    for index in range(num_batches):
+        for plan in plans:
+            rows += plan.batch(index)
+    return rows
+
+
+def list_step(plans: list[TrainingPlan], step: int) -> list[PlanRow]:
+    """Return the clips of all ranks in a step, in the order of the stream."""
+    rows = []
+    for plan in plans:
+        first = step * plan.microbatches_per_step
+        for index in range(first, first + plan.microbatches_per_step):
+            rows += plan.batch(index)
+    return sorted(rows, key=lambda row: row.position)
 
 
 @given(
     counts=st.lists(st.integers(1, 9), min_size=3, max_size=6),
     seed=st.integers(0, 2**64 - 1),
-    world=st.sampled_from([1, 2, 3, 5, 6]),
-    window=st.integers(1, 4),
-    repeats=st.sampled_from([1, 2]),
-    nodes=st.sampled_from([1, 2, 3]),
-    balance=st.sampled_from([0.0, 1.0]),
+    world_size=st.sampled_from([1, 2, 3, 5, 6]),
+    config=st.builds(
+        DataConfig,
+        frame_stride=st.just(1),
+        shuffle_shards=st.integers(1, 4),
+        repeats=st.sampled_from([1, 2]),
+        canonical_nodes=st.sampled_from([1, 2, 3]),
+        class_balance=st.sampled_from([0.0, 1.0]),
+    ),
 )
 @settings(max_examples=60)
 def test_every_world_size_sees_the_same_global_order(
-    counts: list[int], seed: int, world: int, window: int, repeats: int, nodes: int, balance: float
+    counts: list[int], seed: int, world_size: int, config: DataConfig
 ) -> None:
     """Step by step, so that a run resumes anywhere with any number of processes."""
-    dataset = make_table(counts, labels=[number % 3 % 2 for number in range(sum(counts))])
-    config = DataConfig(
-        frame_stride=1,
-        shuffle_shards=window,
-        repeats=repeats,
-        canonical_nodes=nodes,
-        class_balance=balance,
-    )
-    alone = stream([make_plan(dataset, config, seed=seed, batch_size=12)], range(4))
-    shape = {"batch_size": 4, "global_batch": 12, "world_size": world}
-    ranks = [make_plan(dataset, config, seed=seed, rank=rank, **shape) for rank in range(world)]
+    dataset = make_table(counts, labels=[index % 3 % 2 for index in range(sum(counts))])
+    expected = stream([make_plan(dataset, config, seed=seed, batch_size=12)], 4)
+    assert [row.position for row in expected] == list(range(48))
+    plans = [
+        make_plan(
+            dataset,
+            config,
+            seed=seed,
+            batch_size=4,
+            global_batch=12,
+            rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]
     for step in range(4):
-        taken = []
-        for plan in ranks:
-            first = step * plan.microbatches_per_step
-            for microbatch in range(first, first + plan.microbatches_per_step):
-                taken += plan.batch(microbatch)
-        assert sorted(taken, key=lambda row: row.position) == alone[12 * step : 12 * (step + 1)]
-    assert [row.position for row in alone] == list(range(48))
+        assert list_step(plans, step) == expected[12 * step : 12 * (step + 1)]
 
 
 @given(
-    groups=st.integers(1, 300),
+    num_groups=st.integers(1, 300),
     multiple=st.sampled_from([1, 2, 3]),
-    most=st.integers(1, 40),
-    world=st.integers(1, 100),
+    max_groups=st.integers(1, 40),
+    world_size=st.integers(1, 100),
 )
 @settings(max_examples=300)
 def test_step_is_split_evenly_at_any_number_of_processes(
-    groups: int, multiple: int, most: int, world: int
+    num_groups: int, multiple: int, max_groups: int, world_size: int
 ) -> None:
-    clips, most, world = groups * multiple, most * multiple, min(world, groups)
-    split = [split_step(clips, most, multiple, world, rank) for rank in range(world)]
-    assert sorted(clip for mine in split for part in mine for clip in part) == list(range(clips))
-    shares = [sum(map(len, mine)) for mine in split]
-    assert max(shares) - min(shares) in (0, multiple)
-    sizes = {len(part) for mine in split for part in mine}
-    assert max(sizes) <= most
+    num_clips = num_groups * multiple
+    max_clips = max_groups * multiple
+    world_size = min(world_size, num_groups)
+    clips: list[int] = []
+    clips_of_ranks = []
+    passes_of_ranks = []
+    sizes = set()
+    for rank in range(world_size):
+        passes = split_step(num_clips, max_clips, multiple, world_size, rank)
+        for microbatch in passes:
+            clips += microbatch
+            sizes.add(len(microbatch))
+        clips_of_ranks.append(sum(map(len, passes)))
+        passes_of_ranks.append(len(passes))
+    assert sorted(clips) == list(range(num_clips))
+    assert max(clips_of_ranks) - min(clips_of_ranks) in (0, multiple)
+    assert min(sizes) > 0
+    assert max(sizes) <= max_clips
     assert max(sizes) - min(sizes) in (0, multiple)
-    assert all(size and size % multiple == 0 for size in sizes)
-    assert max(map(len, split)) == -(-max(shares) // most)  # no more passes than are needed
+    assert all(size % multiple == 0 for size in sizes)
+    num_needed = math.ceil(max(clips_of_ranks) / max_clips)
+    assert max(passes_of_ranks) == num_needed
 
 
-def test_step_too_small_for_its_processes_is_refused() -> None:
-    with pytest.raises(
-        InputError, match="global_batch is 4, and each of 5 processes takes a multiple of 1"
-    ):
-        make_plan(make_table([9]), global_batch=4, world_size=5)
-    with pytest.raises(
-        InputError, match="global_batch is 6, and each of 4 processes takes a multiple of 2"
-    ):
-        make_plan(make_table([9]), global_batch=6, world_size=4, batch_multiple=2)
-    with pytest.raises(InputError, match="global_batch is 7: give a multiple of 2"):
-        make_plan(make_table([9]), global_batch=7, batch_multiple=2)
-    with pytest.raises(InputError, match="batch_size is 1: give at least 2"):
-        make_plan(make_table([9]), batch_size=1, batch_multiple=2)
+def test_the_example_of_split_step() -> None:
+    assert split_step(20, 6, 2, 2, rank=0) == [range(4), range(8, 14)]
+    assert split_step(20, 6, 2, 2, rank=1) == [range(4, 8), range(14, 20)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"global_batch": 4, "world_size": 5},
+            "global_batch is 4, and each of 5 processes takes a multiple of 1",
+        ),
+        (
+            {"global_batch": 6, "world_size": 4, "batch_multiple": 2},
+            "global_batch is 6, and each of 4 processes takes a multiple of 2",
+        ),
+        ({"global_batch": 7, "batch_multiple": 2}, "global_batch is 7: give a multiple of 2"),
+        ({"batch_size": 1, "batch_multiple": 2}, "batch_size is 1: give at least 2"),
+    ],
+)
+def test_step_too_small_for_its_processes_is_refused(changes: dict[str, int], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make_plan(make_table([9]), **changes)
 
 
 def test_epochs_seeds_and_positions_differ() -> None:
     dataset = make_table([8] * 4)
-    orders = [
-        tuple(make_plan(dataset, seed=seed).row(p).sample for p in range(64)) for seed in (0, 1)
-    ]
-    assert orders[0] != orders[1]
-    assert orders[0][:32] != orders[0][32:]
     plan = make_plan(dataset)
-    rows = [plan.row(position) for position in range(400)]
     assert plan.clips_per_epoch == 32
-    starts = Counter(row.frames[0] for row in rows)
-    assert set(starts) == set(range(37)), "every start from 0 to 40 - 4"
+    rows = [plan.row(position) for position in range(400)]
+    samples = [row.sample for row in rows[:64]]
+    assert samples[:32] != samples[32:]
+    other_plan = make_plan(dataset, seed=1)
+    assert samples != [other_plan.row(position).sample for position in range(64)]
+    starts = {row.frames[0] for row in rows}
+    assert starts == set(range(37)), "every start from 0 to 40 - 4"
     assert 150 < sum(row.flip for row in rows) < 250
     assert len({row.crop for row in rows}) > 60
 
 
 def test_repeats_share_frames_and_differ_in_crops() -> None:
     plan = make_plan(make_table([8] * 2), DataConfig(frame_stride=1, repeats=4), batch_size=8)
-    rows = [row for index in range(8) for row in plan.batch(index)]
-    groups = [rows[start : start + 4] for start in range(0, len(rows), 4)]
-    assert all(len({(row.sample, row.frames) for row in group}) == 1 for group in groups)
-    assert sum(len({(row.crop, row.flip) for row in group}) for group in groups) > 3 * len(groups)
     assert plan.clips_per_epoch == 64
+    rows = stream([plan], 8)
+    num_crops = 0
+    for start in range(0, len(rows), 4):
+        repeats = rows[start : start + 4]
+        assert len({(row.sample, row.frames) for row in repeats}) == 1
+        num_crops += len({(row.crop, row.flip) for row in repeats})
+    assert num_crops > 3 * len(rows) / 4
+
+
+def test_repeats_that_do_not_fit_a_batch_are_refused() -> None:
     with pytest.raises(InputError, match="give a multiple of 3"):
         make_plan(make_table([8]), DataConfig(frame_stride=1, repeats=3))
 
 
 @given(
-    available=st.integers(1, 200),
-    wanted=st.integers(1, 32),
+    num_available=st.integers(1, 200),
+    num_frames=st.integers(1, 32),
     stride=st.integers(1, 8),
-    share=st.floats(0, 1, exclude_max=True),
+    fraction=st.floats(0, 1, exclude_max=True),
 )
 def test_strided_frames_are_in_the_video(
-    available: int, wanted: int, stride: int, share: float
+    num_available: int, num_frames: int, stride: int, fraction: float
 ) -> None:
-    frames = strided_frames(available, wanted, stride, share)
-    assert len(frames) == wanted
+    frames = strided_frames(num_available, num_frames, stride, fraction)
+    assert len(frames) == num_frames
     assert frames[0] >= 0
-    assert frames[-1] <= available - 1
-    if available > (wanted - 1) * stride:
-        assert {b - a for a, b in pairwise(frames)} <= {stride}
+    assert frames[-1] <= num_available - 1
+    if num_available > (num_frames - 1) * stride:
+        assert {later - earlier for earlier, later in pairwise(frames)} <= {stride}
     else:
-        assert frames == tuple(min(step * stride, available - 1) for step in range(wanted)), (
-            "padded by the last one"
-        )
+        last = num_available - 1
+        expected = [min(index * stride, last) for index in range(num_frames)]
+        assert list(frames) == expected, "padded by the last one"
 
 
 @given(
-    available=st.integers(1, 200),
-    shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=32),
+    num_available=st.integers(1, 200),
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=32),
 )
-def test_segment_frames_come_one_from_each_part(available: int, shares: list[float]) -> None:
-    frames = segment_frames(available, shares)
+def test_segment_frames_come_one_from_each_part(num_available: int, numbers: list[float]) -> None:
+    frames = segment_frames(num_available, numbers)
     assert list(frames) == sorted(frames)
-    for part, frame in enumerate(frames):
-        assert (
-            int(part * available / len(shares))
-            <= frame
-            <= min((part + 1) * available / len(shares), available - 1)
-        )
+    for segment, frame in enumerate(frames):
+        start = segment * num_available / len(numbers)
+        end = (segment + 1) * num_available / len(numbers)
+        assert int(start) <= frame <= min(end, num_available - 1)
+
+
+def test_the_example_of_segment_frames() -> None:
+    assert segment_frames(12, [0, 0.5, 0.9]) == (0, 6, 11)
 
 
 def test_strides_are_counted_in_source_frames() -> None:
     plan = make_plan(make_table([4], frame_stride=4), DataConfig(frame_stride=8))
-    assert {b - a for a, b in pairwise(plan.row(0).frames)} == {2}
+    frames = plan.row(0).frames
+    assert {later - earlier for earlier, later in pairwise(frames)} == {2}
 
 
 def test_clips_by_time_take_as_long_at_any_frame_rate() -> None:
-    """Of 12 to 240 frames per second, as they came or thinned by a stride of their own, as `make_shards --fps 8` does;
-    every frame is the nearest to its time."""
-    kept = [(24.0, 3), (25.0, 3), (30000 / 1001, 4), (120.0, 15), (240.0, 30)]
-    as_came = [(round(9 * fps), fps, 1) for fps in (12.0, 25.0, 60.0, 144.0, 240.0)]
-    dataset = make_table(
-        [4, 6], rates=as_came + [(round(9 * fps / n), fps / n, n) for fps, n in kept]
-    )
+    """Every frame is the nearest to its time, whatever the frame rate of the video.
+
+    Videos of 9 seconds have 12 to 240 frames per second. Some store all, others are thinned by a
+    stride of their own, as `make_shards --fps 8` does.
+    """
+    timings = [(round(9 * fps), fps, 1) for fps in (12.0, 25.0, 60.0, 144.0, 240.0)]
+    for fps, stride in ((24.0, 3), (25.0, 3), (30000 / 1001, 4), (120.0, 15), (240.0, 30)):
+        timings.append((round(9 * fps / stride), fps / stride, stride))
+    dataset = make_table([4, 6], timings=timings)
     plan = make_plan(dataset, DataConfig(fps=6.0), num_frames=16)
     starts = []
     for position in range(200):
@@ -247,7 +310,8 @@ def test_clips_by_time_take_as_long_at_any_frame_rate() -> None:
         times = np.array(row.frames) / fps
         np.testing.assert_allclose(times - times[0], np.arange(16) / 6, atol=0.5 / fps + 1e-9)
         starts.append(times[0] / (9 - 15 / 6))
-    assert np.histogram(starts, 4, (0, 1))[0].min() > 30, "from all of the video"
+    histogram, _ = np.histogram(starts, 4, (0, 1))
+    assert histogram.min() > 30, "from all of the video"
 
 
 def test_too_slow_and_too_short_videos_repeat_frames() -> None:
@@ -255,62 +319,66 @@ def test_too_slow_and_too_short_videos_repeat_frames() -> None:
     assert strided_frames(40, 4, 2.5, 0.999) == (31, 34, 36, 39)
     assert strided_frames(5, 4, 2.5, 0.7) == (0, 3, 4, 4)
     assert strided_frames(40, 1, 7.5, 0.5) == (20,)
+    # Drawn in the docstring.
+    assert strided_frames(12, 4, 2.5, 0.3) == (1, 4, 6, 9)
+    assert strided_frames(5, 4, 2.5, 0.3) == (0, 3, 4, 4)
 
 
 def test_what_was_thinned_for_a_frame_rate_can_be_used() -> None:
-    dataset = make_table([3], rates=[(40, 8.0, 3), (40, 7.5, 4), (40, 8.0, 15)])
-    with pytest.raises(
-        InputError, match=r"one frame of every 3 or 4 or 15: give a multiple of 60, .*data\.fps"
-    ):
+    dataset = make_table([3], timings=[(40, 8.0, 3), (40, 7.5, 4), (40, 8.0, 15)])
+    says = r"one frame of every 3 or 4 or 15: give a multiple of 60, .*data\.fps"
+    with pytest.raises(InputError, match=says):
         make_plan(dataset)
     dataset.info.encode["fps"] = 8.0
     with pytest.raises(InputError, match=r"set data\.fps=8 instead"):
         make_plan(dataset, DataConfig())
     config = DataConfig(fps=8.0)
-    test = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=3)
-    for plan in (make_plan(dataset, config), test):
+    evaluation = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=3)
+    for plan in (make_plan(dataset, config), evaluation):
         for row in plan.batch(0):
-            assert row.frames == tuple(range(row.frames[0], row.frames[0] + 4))
+            first = row.frames[0]
+            assert row.frames == (first, first + 1, first + 2, first + 3)
 
 
 def test_subsets_are_fixed_and_nested() -> None:
     dataset = make_table([10, 10])
 
-    def shown(count: int, seed: int) -> set[int]:
+    def list_subset(count: int, seed: int) -> set[int]:
         plan = make_plan(dataset, DataConfig(frame_stride=1, subset=count), seed=seed)
         assert plan.clips_per_epoch == count
         return {plan.row(position).sample for position in range(2 * count)}
 
-    assert shown(7, seed=0) == shown(7, seed=5)
-    assert len(shown(7, seed=0)) == 7
-    assert shown(3, seed=0) < shown(7, seed=0)
+    subset = list_subset(7, seed=0)
+    assert len(subset) == 7
+    assert list_subset(7, seed=5) == subset
+    assert list_subset(3, seed=0) < subset
     with pytest.raises(InputError, match="holds only 20"):
         make_plan(dataset, DataConfig(frame_stride=1, subset=21))
 
 
 def test_replacement_is_another_video_and_always_the_same() -> None:
-    dataset = make_table([20, 20], parts=[0, 1])
+    dataset = make_mix([20], [20])
     plan = make_plan(dataset, DataConfig(shards=["a", "b"], frame_stride=1))
     rows = [plan.row(position) for position in range(40)]
-    others = [plan.replacement(row, 1) for row in rows]
-    assert others == [plan.replacement(row, 1) for row in rows]
-    assert [row.position for row in others] == list(range(40))
-    assert all(
-        (row.sample < 20) == (other.sample < 20) for row, other in zip(rows, others, strict=True)
-    ), "same dataset"
-    assert len({other.sample for other in others}) > 15
-    assert [plan.replacement(row, 2).sample for row in rows] != [other.sample for other in others]
+    replacements = [plan.replacement(row, 1) for row in rows]
+    assert replacements == [plan.replacement(row, 1) for row in rows]
+    for row, replacement in zip(rows, replacements, strict=True):
+        assert replacement.position == row.position
+        assert (replacement.sample < 20) == (row.sample < 20), "same dataset"
+    samples = [replacement.sample for replacement in replacements]
+    assert len(set(samples)) > 15
+    assert [plan.replacement(row, 2).sample for row in rows] != samples
 
 
 @given(
     size=st.integers(1, 13),
-    world=st.integers(1, 4),
-    temporal=st.integers(1, 5),
-    spatial=st.sampled_from([1, 3]),
+    world_size=st.integers(1, 4),
+    num_temporal=st.integers(1, 5),
+    num_spatial=st.sampled_from([1, 3]),
 )
 @settings(max_examples=40)
 def test_views_are_evaluated_exactly_once_at_any_world_size(
-    size: int, world: int, temporal: int, spatial: int
+    size: int, world_size: int, num_temporal: int, num_spatial: int
 ) -> None:
     plans = [
         EvaluationPlan(
@@ -319,60 +387,56 @@ def test_views_are_evaluated_exactly_once_at_any_world_size(
             num_frames=4,
             image_size=32,
             batch_size=6,
-            num_temporal=temporal,
-            num_spatial=spatial,
+            num_temporal=num_temporal,
+            num_spatial=num_spatial,
             rank=rank,
-            world_size=world,
+            world_size=world_size,
         )
-        for rank in range(world)
+        for rank in range(world_size)
     ]
-    total = size * temporal * spatial
-    assert len(plans[0]) == total
-    rows = stream(plans, range(total // 6 + 2))
-    assert [row.position for row in rows] == list(range(total))
-    assert len({(row.sample, row.frames, row.crop) for row in rows}) == total
+    num_clips = size * num_temporal * num_spatial
+    assert len(plans[0]) == num_clips
+    rows = stream(plans, num_clips // 6 + 2)
+    assert [row.position for row in rows] == list(range(num_clips))
+    assert len({(row.sample, row.frames, row.crop) for row in rows}) == num_clips
     assert not any(row.flip for row in rows)
-    assert Counter(row.sample for row in rows) == dict.fromkeys(range(size), temporal * spatial)
+    views_per_sample = num_temporal * num_spatial
+    assert Counter(row.sample for row in rows) == dict.fromkeys(range(size), views_per_sample)
     assert plans[0].replacement(rows[0], 1) is None
 
 
 def test_views_lie_evenly_over_the_video() -> None:
     dataset = make_table([1], num_frames=40)
+    config = DataConfig(frame_stride=1)
     plan = EvaluationPlan(
-        dataset,
-        DataConfig(frame_stride=1),
-        num_frames=4,
-        image_size=32,
-        batch_size=6,
-        num_temporal=2,
-        num_spatial=3,
+        dataset, config, num_frames=4, image_size=32, batch_size=6, num_temporal=2, num_spatial=3
     )
     rows = plan.batch(0)
     assert [row.frames[0] for row in rows] == [0, 0, 0, 36, 36, 36]
     assert [row.crop for row in rows[:3]] == [(0, 0, 48, 48), (8, 0, 48, 48), (16, 0, 48, 48)]
-    one = EvaluationPlan(
-        dataset, DataConfig(frame_stride=1), num_frames=4, image_size=32, batch_size=1
-    )
-    assert one.batch(0)[0].frames == (18, 19, 20, 21)
+    single = EvaluationPlan(dataset, config, num_frames=4, image_size=32, batch_size=1)
+    (row,) = single.batch(0)
+    assert row.frames == (18, 19, 20, 21)
 
 
 @pytest.mark.parametrize(
-    ("num_temporal", "frames"), [(1, [(5, 15, 25, 35)]), (2, [(0, 10, 20, 30), (5, 15, 25, 35)])]
+    ("num_temporal", "expected"), [(1, [(5, 15, 25, 35)]), (2, [(0, 10, 20, 30), (5, 15, 25, 35)])]
 )
 def test_views_of_segments_take_turns_in_every_part(
-    num_temporal: int, frames: list[tuple[int, ...]]
+    num_temporal: int, expected: list[tuple[int, ...]]
 ) -> None:
     config = DataConfig(frame_stride=1, sampling="segments")
     dataset = make_table([1], num_frames=40)
     plan = EvaluationPlan(
         dataset, config, num_frames=4, image_size=32, batch_size=2, num_temporal=num_temporal
     )
-    assert [row.frames for row in plan.batch(0)] == frames
+    assert [row.frames for row in plan.batch(0)] == expected
 
 
-def test_training_clips_follow_the_configuration() -> None:
-    dataset = make_table([20], num_frames=160)
-    config = DataConfig(
+@pytest.fixture
+def finetuning() -> DataConfig:
+    """Options as for fine-tuning, with two crops of each clip."""
+    return DataConfig(
         frame_stride=1,
         sampling="segments",
         crop="random_resized",
@@ -381,17 +445,35 @@ def test_training_clips_follow_the_configuration() -> None:
         rand_augment_magnitude=9,
         repeats=2,
     )
-    rows = stream([make_plan(dataset, config)], range(40))
+
+
+def test_frames_follow_the_configuration(finetuning: DataConfig) -> None:
+    rows = stream([make_plan(make_table([20], num_frames=160), finetuning)], 40)
+    frames_in_segments = set()
     for row in rows:
         assert [frame // 40 for frame in row.frames] == [0, 1, 2, 3], "one from each quarter"
-    inside = {tuple(frame % 40 for frame in row.frames) for row in rows}
-    assert all(len(set(places)) > 1 for places in inside), "each at a place of its own"
+        frames_in_segments.add(tuple(frame % 40 for frame in row.frames))
+    for frames in frames_in_segments:
+        assert len(set(frames)) > 1, "each at an offset of its own"
+
+
+def test_crops_follow_the_configuration(finetuning: DataConfig) -> None:
+    rows = stream([make_plan(make_table([20], num_frames=160), finetuning)], 40)
     areas = [row.crop.width * row.crop.height / (64 * 48) for row in rows]
     assert 0.06 < min(areas) < 0.25
     assert max(areas) > 0.8
-    assert {(row.crop.width, row.crop.height) for row in rows} - {(48, 48)}, "not only multiscale's"
-    pairs = list(zip(rows[::2], rows[1::2], strict=True))
-    assert all(one.frames == other.frames for one, other in pairs), "one decode"
-    assert any(one.augment_ops != other.augment_ops for one, other in pairs)
-    weaker = stream([make_plan(dataset, replace(config, rand_augment_magnitude=1))], range(40))
+    sizes = {(row.crop.width, row.crop.height) for row in rows}
+    assert sizes - {(48, 48)}, "not only multiscale's"
+
+
+def test_augmentations_follow_the_configuration(finetuning: DataConfig) -> None:
+    dataset = make_table([20], num_frames=160)
+    rows = stream([make_plan(dataset, finetuning)], 40)
+    num_different = 0
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first.frames == second.frames, "one decode"
+        num_different += first.augment_ops != second.augment_ops
+    assert num_different > 0
+    weaker_config = replace(finetuning, rand_augment_magnitude=1)
+    weaker = stream([make_plan(dataset, weaker_config)], 40)
     assert [row.augment_ops for row in weaker] != [row.augment_ops for row in rows]
