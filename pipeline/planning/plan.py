@@ -168,22 +168,23 @@ class TrainingPlan(ClipPlan):
     def replacement(self, row: PlanRow, attempt: int) -> PlanRow:
         """Choose another clip where `row` and `attempt` - 1 replacements cannot be decoded."""
         decode = row.position // self.crops_per_decode
-        (fraction,) = rng.uniforms(self._seed, Purpose.REPLACEMENT, (decode, attempt, 0), 1)
+        (fraction,) = self._draw(Purpose.REPLACEMENT, decode, attempt, 1)
         sample = self._order.replacement(decode, fraction, attempt)
         return self._make_row(row.position, sample, attempt)
+
+    def _draw(self, purpose: Purpose, index: int, attempt: int, count: int) -> list[float]:
+        """Return uniform numbers in [0, 1) for a clip or a decode, or for its replacement."""
+        return rng.uniforms(self._seed, purpose, (index, attempt, 0), count)
 
     def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
         config = self._config
         video = self._dataset.samples[sample]
         # Clips that share a decode share their frames. Each has a crop and a flip of its own.
         decode = position // self.crops_per_decode
-        frame_numbers = rng.uniforms(
-            self._seed, Purpose.FRAMES, (decode, attempt, 0), self.num_frames
-        )
+        frame_numbers = self._draw(Purpose.FRAMES, decode, attempt, self.num_frames)
         frames = choose_frames(video, config, frame_numbers)
-        flip_number, *crop_numbers = rng.uniforms(
-            self._seed, Purpose.CROP, (position, attempt, 0), 1 + crops.NUMBERS_PER_CROP
-        )
+        numbers = self._draw(Purpose.CROP, position, attempt, 1 + crops.NUMBERS_PER_CROP)
+        flip_number, *crop_numbers = numbers
         if config.crop == "multiscale":
             crop = crops.multiscale_crop(video.width, video.height, crop_numbers, self.frame_size)
         else:
@@ -202,7 +203,7 @@ class TrainingPlan(ClipPlan):
         if num_ops == 0 and erase_probability == 0:
             return (), None
         count = augmentations.NUMBERS_FOR_ERASING + num_ops * augmentations.NUMBERS_PER_OP
-        numbers = rng.uniforms(self._seed, Purpose.AUGMENT, (position, attempt, 0), count)
+        numbers = self._draw(Purpose.AUGMENT, position, attempt, count)
         erase_box = augmentations.sample_erase_box(erase_probability, numbers)
         op_numbers = numbers[augmentations.NUMBERS_FOR_ERASING :]
         magnitude = self._config.rand_augment_magnitude

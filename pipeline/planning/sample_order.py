@@ -193,8 +193,8 @@ class MixOrder:
         while self._count_before(block + 1).sum() <= index:
             block += 1
         counts_before = self._count_before(block)
-        row = self._block(node, epoch, block)[index - int(counts_before.sum())]
-        dataset_id, index_in_block = row.tolist()
+        index -= int(counts_before.sum())
+        dataset_id, index_in_block = self._block(node, epoch, block)[index].tolist()
         index_in_epoch = int(counts_before[dataset_id]) + index_in_block
         return dataset_id, epoch * int(self._counts[dataset_id]) + index_in_epoch
 
@@ -250,12 +250,14 @@ class DatasetOrder:
     def sample(self, node: int, offset: int) -> int:
         """Return the sample at an offset of a node's stream."""
         window, index = self._find_window(node, offset)
-        return int(self._member.samples[int(window[index])])
+        number = int(window[index])
+        return int(self._member.samples[number])
 
     def pick_nearby(self, node: int, offset: int, fraction: float) -> int:
         """Return the sample at a fraction in [0, 1) of the window that holds an offset."""
         window, _ = self._find_window(node, offset)
-        return int(self._member.samples[int(window[int(fraction * len(window))])])
+        number = int(window[int(fraction * len(window))])
+        return int(self._member.samples[number])
 
     def pick(self, fraction: float) -> int:
         """Return the sample at a fraction in [0, 1) of the dataset."""
@@ -276,7 +278,9 @@ class DatasetOrder:
     def _node_range(self, node: int) -> tuple[int, int]:
         """Return the first sample of a node and the first behind its last, span after span."""
         size = len(self._member.samples)
-        return node * size // self._num_nodes, (node + 1) * size // self._num_nodes
+        begin = node * size // self._num_nodes
+        end = (node + 1) * size // self._num_nodes
+        return begin, end
 
     def _cut_spans(self, node: int) -> Spans:
         """Return the spans of a node, sorted; other nodes may own other parts of their shards."""
@@ -338,9 +342,12 @@ class DatasetOrder:
         words = rng.random_words(self._seed, purpose, stream, count)
         (shift,) = rng.uniforms(self._seed, purpose, stream, 1, first=count)
         ends = np.cumsum(weights)
-        ends = np.minimum(ends / ends[-1] * count + shift, count)
-        repeats = np.diff(np.floor(ends).astype(np.int64), prepend=0)
-        return np.repeat(samples, repeats)[np.argsort(words, kind="stable")]
+        ends = ends / ends[-1] * count + shift
+        # The last end stays at the number of samples; the shift moves it beyond.
+        ends = np.floor(np.minimum(ends, count))
+        repeats = np.diff(ends.astype(np.int64), prepend=0)
+        shuffle = np.argsort(words, kind="stable")
+        return np.repeat(samples, repeats)[shuffle]
 
     def _weigh_sample(self, labels: tuple[int, ...]) -> float:
         """Return the weight of the rarest class of a sample."""

@@ -14,14 +14,20 @@ import numpy as np
 
 from adamae.pipeline.shards.arrays import Buffer
 
-# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes with the bits that
+# From ISO/IEC 14496-12, 8.8: a flag of a frame, and the optional fields of boxes, as the bits that
 # announce them.
 NOT_A_KEY_FRAME = 0x10000
-DEFAULT_DURATION, DEFAULT_SIZE, DEFAULT_FLAGS = 0x8, 0x10, 0x20
+DEFAULT_DURATION = 0x8
+DEFAULT_SIZE = 0x10
+DEFAULT_FLAGS = 0x20
 TFHD = {0x1: "Q", 0x2: "I", DEFAULT_DURATION: "I", DEFAULT_SIZE: "I", DEFAULT_FLAGS: "I"}
-DATA_OFFSET, FIRST_FLAGS = 0x1, 0x4
+DATA_OFFSET = 0x1
+FIRST_FLAGS = 0x4
 TRUN = {DATA_OFFSET: "i", FIRST_FLAGS: "I"}
-DURATION, SIZE, FLAGS, COMPOSITION_OFFSET = 0x100, 0x200, 0x400, 0x800
+DURATION = 0x100
+SIZE = 0x200
+FLAGS = 0x400
+COMPOSITION_OFFSET = 0x800
 # The fields of each frame in trun, behind the fields of the whole run.
 OF_EACH_FRAME = (DURATION, SIZE, FLAGS, COMPOSITION_OFFSET)
 # A box begins with its size and its kind, of 32 bits each. FFmpeg writes no box with a 64-bit size
