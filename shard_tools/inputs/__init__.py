@@ -212,9 +212,16 @@ def _choose_subset(paths: list[Path], options: ListOptions, where: Path) -> list
     All are returned unless each is called by a subset, as train/ or train-00000-of-00002.parquet.
     Raise InputError if there are several subsets and the options name none.
     """
-    names = {path: re.split("[-.]", path.name)[0] for path in paths}
-    groups = {name: folders.GROUPS.get(name.lower()) for name in names.values()}
-    if not all(groups.values()):
-        return paths
+    groups: dict[str, str] = {}
+    for path in paths:
+        name = _get_subset(path)
+        if name.lower() not in folders.GROUPS:
+            return paths
+        groups[name] = folders.GROUPS[name.lower()]
     excluded = folders.choose_subset(groups, options.subset, str(where))
-    return [path for path in paths if names[path] not in excluded]
+    return [path for path in paths if _get_subset(path) not in excluded]
+
+
+def _get_subset(path: Path) -> str:
+    name, *_ = re.split("[-.]", path.name)
+    return name

@@ -204,8 +204,8 @@ class _Search:
 
     def _find_path(self) -> Column:
         """Find the column of paths: its cells are files or videos, or it is called so."""
-        first_row = enumerate(self.table.sample[0])
-        videos = [self.columns[n] for n, cell in first_row if isinstance(cell, ParquetCell)]
+        pairs = zip(self.columns, self.table.sample[0], strict=False)
+        videos = [column for column, cell in pairs if isinstance(cell, ParquetCell)]
         if len(videos) > 1 and not self.options.path:
             raise self.error(f"{_list_names(videos)} may each be the video", "give --path-column")
         if self.options.path or not self.table.columns or self.table.num_found:
@@ -259,8 +259,10 @@ class _Search:
         """Return 1 if frames of folders are counted from 1, else 0."""
         if not self.format.is_numbered or not self._frame_folders:
             return 0
-        starts = [parse_time(row[start.number]) for row, _ in self._frame_folders]
-        return 1 if all(starts) else 0
+        for row, _ in self._frame_folders:
+            if not parse_time(row[start.number]):
+                return 0
+        return 1
 
     def _choose_times(self, pattern: str) -> dict[tuple[float, bool], Column]:
         """Return the column of each unit whose name matches; a unit is what get_unit returns.
@@ -376,11 +378,14 @@ class _Search:
         return formats.AS_GIVEN
 
     def _has_layout(self, entry: Format, columns: list[Column]) -> bool:
-        kinds = [kind for kind, _ in entry.list_columns()]
-        if len(kinds) != len(columns) or not re.fullmatch(entry.list_name, self.table.where):
+        """Return whether columns are those of a format, in this order."""
+        names = entry.list_columns()
+        if len(names) != len(columns):
             return False
-        pairs = zip(kinds, columns, strict=True)
-        return all(self._fits(formats.KINDS[kind], column) for kind, column in pairs)
+        if not re.fullmatch(entry.list_name, self.table.where):
+            return False
+        kinds = [formats.KINDS[name] for name, _ in names]
+        return all(map(self._fits, kinds, columns))
 
     def _fits(self, kind: formats.Kind, column: Column) -> bool:
         """Return whether a column of a list without a header may be of a kind."""

@@ -168,14 +168,15 @@ def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: s
     "all". Raise InputError if it is none of several.
     """
     names = ", ".join(sorted(groups))
-    if len(groups) > 1 and subset is None:
+    if subset is None and len(groups) > 1:
         what = f"{where} has several subsets, {names}"
         raise InputError(f"{what}: give --subset NAME, or --subset all")
-    if subset in (None, "all") or not groups:
+    if subset is None or subset == "all":
         return set()
-    if subset not in groups.values() and subset not in groups:
+    excluded = {name for name, group in groups.items() if subset not in (name, group)}
+    if groups and len(excluded) == len(groups):
         raise InputError(f"{where} has no subset {subset}, only {names}: choose one of them")
-    return {name for name, group in groups.items() if subset not in (name, group)}
+    return excluded
 
 
 def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str]]]:

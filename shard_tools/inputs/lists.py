@@ -77,17 +77,21 @@ class ListReader:
 
         If there is none, the best root is indexed, which takes a walk through all of its folders.
         """
-        choices: list[tuple[Finder, Table]] = []
+        best: tuple[Finder, Table] | None = None
         for root in roots:
             finder = Finder(root, self.options.suffix)
             table = choose_table(tables, finder.has)
             if table.num_found >= MIN_FOUND * table.num_scored:
                 return finder, table
-            choices.append((finder, table))
-        finder, table = max(choices, key=lambda choice: choice[1].num_found)
+            if best is None or table.num_found > best[1].num_found:
+                best = (finder, table)
+        assert best is not None
+        finder, table = best
         finder.index()
         indexed_table = choose_table(tables, finder.has)
-        return finder, indexed_table if indexed_table.num_found > table.num_found else table
+        if indexed_table.num_found > table.num_found:
+            table = indexed_table
+        return finder, table
 
     def read(self) -> Iterator[Item]:
         """Yield an item a row.

@@ -389,9 +389,7 @@ def _read_parquet(path: Path, where: str) -> Table:
         form += f" without the bytes of {', '.join(name for name in packed if name not in videos)}"
 
     def read_records() -> Iterator[dict[str, Any]]:
-        batches = file.iter_batches(columns=values)
-        records = chain.from_iterable(batch.to_pylist() for batch in batches)
-        positions = zip(_list_positions(file), records, strict=True)
+        positions = zip(_list_positions(file), _list_values(file, values), strict=True)
         for number, ((group, row), record) in enumerate(positions):
             for name, names in classes.items():
                 # Hugging Face writes -1 for no class.
@@ -453,6 +451,11 @@ def _has_bytes(file: Any, path: Path, leaf: str) -> bool:
         if file.metadata.row_group(group).num_rows:
             return bool(ParquetCell(str(path), group, 0, leaf, "").read())
     return False
+
+
+def _list_values(file: Any, leaves: list[str]) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(columns=leaves):
+        yield from batch.to_pylist()
 
 
 def _list_positions(file: Any) -> Iterator[tuple[int, int]]:

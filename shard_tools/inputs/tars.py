@@ -95,11 +95,12 @@ def _find_entries(name: str, sidecars: dict[str, dict[str, Any]]) -> dict[str, A
     a.b.mp4 has its own a.b.cls, or a.cls: WebDataset's key is the folder and the name up to the
     first dot.
     """
+    stem = name.rpartition(".")[0]
+    if stem in sidecars:
+        return sidecars[stem]
     folder, slash, base = name.rpartition("/")
-    for key in (name.rpartition(".")[0], folder + slash + base.partition(".")[0]):
-        if key in sidecars:
-            return sidecars[key]
-    return {}
+    key = folder + slash + base.partition(".")[0]
+    return sidecars.get(key, {})
 
 
 def _describe_video(
@@ -130,8 +131,12 @@ def _describe_video(
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
     """Return the labels in the entry `label`, or else in .cls or an entry that is called so."""
-    usual = sorted(key for key in entries if to_key(key) in LABELS and key != "cls")
-    for key in [label] if label else ["cls", *usual]:
+    if label:
+        keys = [label]
+    else:
+        usual = {key for key in entries if to_key(key) in LABELS}
+        keys = ["cls", *sorted(usual - {"cls"})]
+    for key in keys:
         value = entries.get(key)
         if not is_missing(value):
             # A list holds several labels, and a text is one, whatever marks are in it.
