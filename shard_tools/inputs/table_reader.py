@@ -414,7 +414,7 @@ def _list_features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
-def _list_classes(features: dict[str, dict[str, Any]]) -> dict[str, dict[int, str]]:
+def _list_classes(features: dict[str, dict[str, Any]]) -> dict[str, dict[Any, str]]:
     """Return the names of classes by id, for each column that holds class ids."""
     classes = {}
     for name, feature in features.items():
