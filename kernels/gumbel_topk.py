@@ -1,4 +1,8 @@
-"""Sampling without replacement from softmax(logits): the k largest of logits + Gumbel noise."""
+"""Sampling without replacement from softmax(logits): the k largest of logits + Gumbel noise.
+
+Kool et al. 2019, arXiv 1903.06059. The smaller index wins a tie; a token with a logit of -inf is
+chosen only where there are less than k others.
+"""
 
 from typing import Any
 
@@ -17,8 +21,10 @@ from adamae.kernels.launch import (
 )
 from adamae.kernels.noise import gumbel, gumbel_row
 
-MAX_TOKENS = 16384  # one program holds a row in its registers
-SMALLEST_FINITE = -3.0e38  # keys of finite logits end here, above those of -inf
+# One program holds a row in its registers.
+MAX_TOKENS = 16384
+# The least key of a finite logit, and that of -inf, which is below it.
+SMALLEST_FINITE = -3.0e38
 SMALLEST = torch.finfo(torch.float32).min
 LOGITS_NOT_FINITE = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
@@ -26,11 +32,27 @@ LOGITS_NOT_FINITE = "gumbel_topk: logits hold NaN or +inf, or a row of nothing b
 def gumbel_topk(
     logits: Tensor, k: int, seed: int | Tensor, offset: int | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample k of N tokens per row -> visible_ids int64 [B, k], masked_ids int64 [B, N-k], log_probs fp32 [B, N].
+    """Sample k of N tokens of each row, without replacement.
 
-    Both id lists ascend. Row b's noise depends on (seed, offset + b) only. Gradients flow through log_probs.
-    A row with NaN, with +inf, or of nothing but -inf raises RuntimeError: at once on the CPU; on CUDA as a device-side
-    assertion, which costs no synchronization here and ends the process at its next one.
+    Gradients flow through log_probs alone.
+
+    Args:
+        logits: of any floating-point type, [B, N], with N of at most MAX_TOKENS.
+        k: number of tokens to sample, from 0 to N.
+        seed: of the noise; a number, or int64 [] on the logits' device.
+        offset: the position of the first row in the run, alike: the noise of row b depends on the
+            seed and offset + b only.
+
+    Returns:
+        visible_ids: those sampled, int64 [B, k], ascending.
+        masked_ids: all others, int64 [B, N - k], ascending.
+        log_probs: log-softmax of the logits, fp32 [B, N] (of fp64 logits on a CPU, fp64).
+
+    Raises:
+        InputError: if types, shapes or k do not fit.
+        RuntimeError: if a row has NaN, +inf, or nothing but -inf. At once on the CPU; on CUDA as a
+            device-side assertion, which does not synchronize, but ends the process at its next
+            synchronization.
     """
     check_shape("logits", logits, "B", "N")
     check(logits.is_floating_point(), f"logits are {logits.dtype}: give floating-point numbers")
@@ -42,56 +64,71 @@ def gumbel_topk(
 
 
 def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
-    """A 0-d int64 tensor, made by a fill rather than a copy from the host, which would wait for the device."""
+    """Return a number as int64 [] on `like`'s device; raise InputError if a tensor is no such one.
+
+    Numbers beyond 64 bits wrap around: 2^64 + 3 is 3, and 2^63 is -2^63.
+    """
     if isinstance(value, Tensor):
-        fits = value.ndim == 0 and value.dtype == torch.int64 and value.device == like.device
-        said = f"{name} is {value.dtype} {tuple(value.shape)} on {value.device}"
-        check(fits, f"{said}: give a 0-d int64 on {like.device}")
+        is_number = value.ndim == 0 and value.dtype == torch.int64
+        fits = is_number and value.device == like.device
+        description = f"{name} is {value.dtype} {tuple(value.shape)} on {value.device}"
+        check(fits, f"{description}: give a 0-d int64 on {like.device}")
         return value
-    return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=like.device)
+    wrapped = (value + 2**63) % 2**64 - 2**63
+    # A fill: a copy from the host would wait for the device.
+    return torch.full((), wrapped, dtype=torch.int64, device=like.device)
 
 
 def gumbel_topk_ref(
     logits: Tensor, k: int, seed: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what `gumbel_topk` returns, by sorting all keys."""
     rows, tokens = logits.shape
-    log_probs = torch.log_softmax(
-        logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32)
-    )
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(logits, dim=1, dtype=dtype)
     with torch.no_grad():
         logits = logits.float()
         largest = logits.amax(dim=1, keepdim=True)
         torch._assert_async(torch.isfinite(largest).all(), LOGITS_NOT_FINITE)
         key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
         key = key.masked_fill(logits == -torch.inf, SMALLEST)
-        visible = key.argsort(dim=1, descending=True, stable=True)[
-            :, :k
-        ]  # stable: the smaller index wins a tie
+        # Stable, so that the smaller index wins a tie.
+        visible = key.argsort(dim=1, descending=True, stable=True)[:, :k]
         is_visible = torch.zeros_like(key, dtype=torch.uint8).scatter_(1, visible, 1)
-        masked_ids, visible_ids = is_visible.argsort(dim=1, stable=True).split(
-            (tokens - k, k), dim=1
-        )
+        # A stable sort of zeros and ones lists masked ids, then visible ones, each ascending.
+        ids = is_visible.argsort(dim=1, stable=True)
+        masked_ids, visible_ids = ids.split((tokens - k, k), dim=1)
         return visible_ids.contiguous(), masked_ids.contiguous(), log_probs
 
 
 @triton.jit
 def ordered_bits(key):
-    """uint32 in the order of the fp32 keys."""
+    """Return uint32 in the order of the fp32 keys: the smaller key has the smaller number.
+
+    As integers, floats ascend while they are positive and descend while they are negative. So all
+    bits of a negative one are inverted, and of a positive one the sign alone: -1.0, 0xBF800000,
+    becomes 0x407FFFFF, and 1.0, 0x3F800000, becomes 0xBF800000.
+    """
+    # -0.0 + 0.0 is 0.0: equal keys have equal bits.
     bits = (key + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def kth_largest(bits, k):
-    """The largest uint32 that at least k of `bits` reach, found bit by bit; 2^32 - 1 for k = 0."""
-    # A function of its own for torch.compile too: torch 2.15 follows every path from a store's address to the
-    # arguments to see what a kernel writes, at calls only from result to argument, and here there are 2^32 paths.
+    """Find the largest uint32 that at least k of `bits` reach, from its highest bit down.
+
+    2^32 - 1 for k = 0. Of 9, 12, 5 and 3 with k = 2, in four bits: 8 is reached by two numbers and
+    stays, 8 + 4 by one and does not, 8 + 2 by one and does not, 8 + 1 by two and stays: 9.
+    """
+    # A function of its own for torch.compile too: torch 2.15 follows every path from a store's
+    # address to the arguments to see what a kernel writes, at calls only from result to argument,
+    # and here there are 2^32 paths.
     threshold = tl.zeros((), tl.uint32)
     for position in tl.static_range(31, -1, -1):
         candidate = threshold | (1 << position)
-        threshold = tl.where(
-            tl.sum((bits >= candidate).to(tl.int32), axis=0) >= k, candidate, threshold
-        )
+        count = tl.sum((bits >= candidate).to(tl.int32), axis=0)
+        threshold = tl.where(count >= k, candidate, threshold)
     return threshold
 
 
@@ -109,7 +146,7 @@ def gumbel_topk_kernel(
     k,
     QUARTER: tl.constexpr,
 ):
-    """One program a row: log-softmax, keys, the k-th largest key by bisection on its bits, both id lists."""
+    """Sample k tokens of a row: log-softmax, keys, the k-th largest of them, both id lists."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, 4 * QUARTER)
     inside = n < tokens
@@ -117,28 +154,32 @@ def gumbel_topk_kernel(
     shifted = logits - tl.max(logits, axis=0)
     total = tl.sum(tl.exp(shifted), axis=0)
     tl.store(log_probs_ptr + row * tokens + n, shifted - tl.log(total), mask=inside)
-    tl.store(
-        is_finite_ptr + row, total == total
-    )  # NaN or +inf in the row, or a maximum of -inf, make the sum NaN
+    # NaN or +inf in the row, or a maximum of -inf, make the sum NaN, which is not equal to itself.
+    tl.store(is_finite_ptr + row, total == total)
 
     noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
     key = shifted + noise
-    key = tl.where(key > -3.0e38, key, -3.0e38)  # SMALLEST_FINITE, also for NaN
-    key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)  # SMALLEST
-    bits = tl.where(inside, ordered_bits(key), 0)  # below every key there is
+    # SMALLEST_FINITE, also for NaN, of which no comparison is true.
+    key = tl.where(key > -3.0e38, key, -3.0e38)
+    # SMALLEST.
+    key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)
+    # Lanes behind the row are below every key that there is.
+    bits = tl.where(inside, ordered_bits(key), 0)
     threshold = kth_largest(bits, k)
 
-    # One scan counts both: keys above the threshold in the low half, keys equal to it in the high half.
+    # One scan counts both: keys above the threshold in the low halves, equal keys in the high ones.
     above = (bits > threshold).to(tl.int32)
     equal = ((bits == threshold) & inside).to(tl.int32)
     counts = tl.cumsum(above + (equal << 16), axis=0)
-    free = k - tl.sum(above, axis=0)  # places for those that are equal, the smaller indices first
+    # What is left of k goes to keys that are equal, the smaller indices first.
+    free = k - tl.sum(above, axis=0)
     visible = (above != 0) | ((equal != 0) & ((counts >> 16) <= free))
-    rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, free)  # visible tokens up to and with n
+    # The number of visible tokens up to and with n: what is visible is written there, less 1, and
+    # what is masked at its index less the visible ones before it.
+    rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, free)
     tl.store(visible_ptr + row * k + rank - 1, n.to(tl.int64), mask=visible)
-    tl.store(
-        masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=inside & (visible == 0)
-    )
+    masked = inside & (visible == 0)
+    tl.store(masked_ptr + row * (tokens - k) + n - rank, n.to(tl.int64), mask=masked)
 
 
 @triton_op("gumbel_topk")
@@ -152,7 +193,8 @@ def gumbel_topk_op(
     log_probs = logits.new_empty(rows, tokens, dtype=torch.float32)
     is_finite = logits.new_empty(rows, dtype=torch.bool)
     size = triton.next_power_of_2(tokens)
-    # 8 tokens a thread up to 4,096 tokens, 16 with 8,192. Only with 32, for 16,384, a few registers spill.
+    # 8 tokens a thread up to 4,096 tokens, 16 with 8,192. Only with 32, for 16,384, a few registers
+    # spill.
     num_warps = min(16, max(1, size // 256))
     wrap_triton(gumbel_topk_kernel)[(rows,)](
         logits,
@@ -173,19 +215,18 @@ def gumbel_topk_op(
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.dtype = inputs[0].dtype
-    ctx.set_materialize_grads(False)  # zeros for the ids
-    ctx.save_for_backward(output[2])
+    logits, *_ = inputs
+    *_, log_probs = output
+    ctx.dtype = logits.dtype
+    # Otherwise zeros would be filled in as gradients of the ids.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(log_probs)
 
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
     (log_probs,) = ctx.saved_tensors
-    return (
-        torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype).to(ctx.dtype),
-        None,
-        None,
-        None,
-    )
+    grad_logits = torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype)
+    return grad_logits.to(ctx.dtype), None, None, None
 
 
 gumbel_topk_op.register_autograd(_backward, setup_context=_setup)

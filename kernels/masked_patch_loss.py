@@ -1,4 +1,7 @@
-"""The reconstruction loss of every masked token, against targets that are made from the uint8 clip where it is used."""
+"""The reconstruction loss of every masked token.
+
+Its targets are made from the uint8 clip where they are compared, and never stored.
+"""
 
 from typing import Any, Literal
 
@@ -11,7 +14,9 @@ from adamae.kernels.launch import check, check_ids, check_shape, runs_triton, tr
 from adamae.kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
-EPSILON = 255e-6  # added to the standard deviation: 1e-6 for pixels in [0, 1], as in the authors' code; here up to 255
+# Added to the standard deviation of pixels up to 255: 1e-6 of pixels in [0, 1], as in the authors'
+# code.
+EPSILON = 255e-6
 
 
 def masked_patch_loss(
@@ -23,11 +28,26 @@ def masked_patch_loss(
     kind: Kind = "mse",
     normalize: bool = True,
 ) -> Tensor:
-    """pred [B, M, P], clip uint8 [B, T, H, W, C], masked_ids int64 [B, M] -> fp32 [B, M].
+    """Compare predicted patches with those of the clip.
 
-    The mean over a patch's P values of the squared ("mse") or absolute ("l1") difference to the patch, which is
-    normalized by channel with its mean and unbiased standard deviation, or only scaled to [0, 1]. The kernel saves the
-    arguments and two numbers per patch and channel for the backward pass, never the targets.
+    The kernel saves its arguments and two numbers a patch and channel for the backward pass.
+
+    Args:
+        pred: predicted patches [B, M, P], with the P values of a patch in patchify's order.
+        clip: uint8 [B, T, H, W, C].
+        masked_ids: of the predicted patches, int64 [B, M].
+        tubelet_size: frames of a patch.
+        patch_size: height and width of a patch in pixels.
+        kind: squared ("mse") or absolute ("l1") difference.
+        normalize: whether a target is normalized by its own mean and unbiased standard deviation in
+            each channel; otherwise it is scaled to [0, 1].
+
+    Returns:
+        The mean difference over the P values of each patch, fp32 [B, M], or fp64 for predictions of
+        fp64 on a CPU.
+
+    Raises:
+        InputError: if shapes, types or devices do not fit, or a single pixel is to be normalized.
     """
     check_clip(clip, tubelet_size, patch_size)
     check_ids("masked_ids", masked_ids, clip)
@@ -38,11 +58,12 @@ def masked_patch_loss(
         not normalize or pixels > 1,
         "a patch of one pixel has no standard deviation: give normalize=False",
     )
-    if runs_triton(pred) and clip.shape[4] == 3:
-        return masked_patch_loss_op(
-            pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize
-        )[0]
-    return masked_patch_loss_ref(pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)
+    arguments = (pred, clip, masked_ids, tubelet_size, patch_size, kind, normalize)
+    is_rgb = clip.shape[4] == 3
+    if not runs_triton(pred) or not is_rgb:
+        return masked_patch_loss_ref(*arguments)
+    loss, _ = masked_patch_loss_op(*arguments)
+    return loss
 
 
 def masked_patch_loss_ref(
@@ -54,34 +75,44 @@ def masked_patch_loss_ref(
     kind: Kind,
     normalize: bool,
 ) -> Tensor:
+    """Compute what `masked_patch_loss` returns, for any number of channels."""
     # Pixels stay in 0…255, whose sums are exact in fp32: the target of a flat patch is exactly 0.
     dtype = torch.promote_types(pred.dtype, torch.float32)
     target = gather_patches(clip, masked_ids, tubelet_size, patch_size).to(dtype)
     if normalize:
-        target = (target - target.mean(dim=2, keepdim=True)) / (
-            target.std(dim=2, keepdim=True) + EPSILON
-        )
+        mean = target.mean(dim=2, keepdim=True)
+        deviation = target.std(dim=2, keepdim=True) + EPSILON
+        target = (target - mean) / deviation
     else:
         target = target / 255
     residual = pred.to(dtype) - target.flatten(2)
-    return (residual.square() if kind == "mse" else residual.abs()).mean(dim=2)
+    errors = residual.square() if kind == "mse" else residual.abs()
+    return errors.mean(dim=2)
 
 
 @triton.jit
 def channel_statistics(clip_ptrs, inside, i, c, PIXELS: tl.constexpr, PATCH: tl.constexpr):
-    """Mean and 1 / (deviation + EPSILON) of a patch's channel. Sums of integers are exact in any order: a flat patch
-    has no deviation, and its target is 0."""
+    """Return mean and 1 / (deviation + EPSILON) of channel c of a patch.
+
+    Sums of integers are exact in any order: a flat patch has no deviation, and its target is 0.
+    """
     total = tl.zeros((inside.shape[0],), tl.int32)
     squares = tl.zeros((inside.shape[0],), tl.int32)
     for part in tl.static_range(3):
-        place = part * PATCH + i
-        pixels = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.int32)
-        pixels = tl.where((place % 3 == c)[None, :], pixels, 0)
+        position = part * PATCH + i
+        pixels = tl.load(clip_ptrs + position[None, :], mask=inside, other=0).to(tl.int32)
+        is_of_channel = position % 3 == c
+        pixels = tl.where(is_of_channel[None, :], pixels, 0)
         total += tl.sum(pixels, axis=1)
         squares += tl.sum(pixels * pixels, axis=1)
     total = tl.sum(total, axis=0).to(tl.int64)
-    spread = (PIXELS * tl.sum(squares, axis=0).to(tl.int64) - total * total).to(tl.float32)
-    return total.to(tl.float32) / PIXELS, 1 / (tl.sqrt(spread / (PIXELS * (PIXELS - 1.0))) + 255e-6)
+    squares = tl.sum(squares, axis=0).to(tl.int64)
+    # The variance is (n * sum of squares - square of the sum) / (n * (n - 1)), for n = PIXELS.
+    spread = (PIXELS * squares - total * total).to(tl.float32)
+    mean = total.to(tl.float32) / PIXELS
+    deviation = tl.sqrt(spread / (PIXELS * (PIXELS - 1.0)))
+    # EPSILON.
+    return mean, 1 / (deviation + 255e-6)
 
 
 @triton.jit
@@ -106,29 +137,32 @@ def loss_kernel(
     NORMALIZE: tl.constexpr,
     BACKWARD: tl.constexpr,
 ):
-    """One program, of one warp, per patch, read as in patchify. Forward: from its statistics to its loss, in `out`.
-    Backward: the gradient of its prediction there; the forward pass's statistics save the reductions."""
+    """Compare a patch, by one warp that reads it as patchify does.
+
+    Forward: computes its statistics, and writes its loss to `out`. Backward: writes the gradient of
+    its prediction there, with the forward pass's statistics, which saves the reductions.
+    """
     PIXELS: tl.constexpr = TUBELET * PATCH * PATCH
     m = tl.program_id(0).to(tl.int64)
-    in_clip, in_patch, i, inside = patch_tile(
-        tl.load(ids_ptr + m), rows, columns, TUBELET, PATCH, LINES, WIDTH
-    )
+    token = tl.load(ids_ptr + m)
+    in_clip, in_patch, i, inside = patch_tile(token, rows, columns, TUBELET, PATCH, LINES, WIDTH)
     clip_ptrs = clip_ptr + (m // M) * stride_b + in_clip
     first = m * (PIXELS * 3) + in_patch
     statistics = statistics_ptr + m * 6
     red, green, blue = 0.0, 0.0, 0.0
     scale_red, scale_green, scale_blue = 1.0 / 255, 1.0 / 255, 1.0 / 255
     if NORMALIZE and BACKWARD:
-        red, green, blue = tl.load(statistics), tl.load(statistics + 1), tl.load(statistics + 2)
-        scale_red, scale_green, scale_blue = (
-            tl.load(statistics + 3),
-            tl.load(statistics + 4),
-            tl.load(statistics + 5),
-        )
+        red = tl.load(statistics)
+        green = tl.load(statistics + 1)
+        blue = tl.load(statistics + 2)
+        scale_red = tl.load(statistics + 3)
+        scale_green = tl.load(statistics + 4)
+        scale_blue = tl.load(statistics + 5)
     elif NORMALIZE:
         red, scale_red = channel_statistics(clip_ptrs, inside, i, 0, PIXELS, PATCH)
         green, scale_green = channel_statistics(clip_ptrs, inside, i, 1, PIXELS, PATCH)
         blue, scale_blue = channel_statistics(clip_ptrs, inside, i, 2, PIXELS, PATCH)
+        # One store writes all six; the sides of a tile are powers of two.
         six = tl.arange(0, 8)
         values = by_channel(six, red, green, blue)
         values = tl.where(six < 3, values, by_channel(six, scale_red, scale_green, scale_blue))
@@ -137,26 +171,23 @@ def loss_kernel(
         grad = tl.load(grad_ptr + (m // M) * grad_stride_b + (m % M) * grad_stride_m) / (PIXELS * 3)
     total = tl.zeros((LINES, WIDTH), tl.float32)
     for part in tl.static_range(3):
-        place = part * PATCH + i
-        target = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
-        target -= by_channel(place, red, green, blue)[None, :]
-        target *= by_channel(place, scale_red, scale_green, scale_blue)[None, :]
-        residual = (
-            tl.load(pred_ptr + first + place[None, :], mask=inside, other=0).to(tl.float32) - target
-        )
+        position = part * PATCH + i
+        target = tl.load(clip_ptrs + position[None, :], mask=inside, other=0).to(tl.float32)
+        target -= by_channel(position, red, green, blue)[None, :]
+        target *= by_channel(position, scale_red, scale_green, scale_blue)[None, :]
+        pred_ptrs = pred_ptr + first + position[None, :]
+        residual = tl.load(pred_ptrs, mask=inside, other=0).to(tl.float32) - target
         if BACKWARD:
-            grad_pred = (
-                (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32)
-                if L1
-                else 2 * residual
-            )
-            tl.store(
-                out_ptr + first + place[None, :],
-                (grad_pred * grad).to(out_ptr.dtype.element_ty),
-                mask=inside,
-            )
+            if L1:
+                # The sign, and 0 where the prediction is exact.
+                slope = (residual > 0).to(tl.float32) - (residual < 0).to(tl.float32)
+            else:
+                slope = 2 * residual
+            out_ptrs = out_ptr + first + position[None, :]
+            tl.store(out_ptrs, (slope * grad).to(out_ptr.dtype.element_ty), mask=inside)
         else:
-            total += tl.where(inside, tl.abs(residual) if L1 else residual * residual, 0.0)
+            error = tl.abs(residual) if L1 else residual * residual
+            total += tl.where(inside, error, 0.0)
     if not BACKWARD:
         tl.store(out_ptr + m, tl.sum(tl.sum(total, axis=1), axis=0) / (PIXELS * 3))
 
@@ -164,7 +195,7 @@ def loss_kernel(
 def kernel_options(
     tubelet_size: int, patch_size: int, kind: str, normalize: bool
 ) -> dict[str, Any]:
-    """Return what the kernel is compiled for."""
+    """Return the kernel's compile-time arguments, besides its direction."""
     return {
         "TUBELET": tubelet_size,
         "PATCH": patch_size,
@@ -186,11 +217,15 @@ def masked_patch_loss_op(
     kind: str,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    """-> loss [B, M] and, where the target is normalized, each channel's mean, then 1 / deviation [B, M, 6]."""
+    """Return the loss [B, M] and the statistics of each patch [B, M, 6], empty unless normalized.
+
+    These are the means of red, green and blue, then 1 / deviation of each.
+    """
     batch, count, _ = pred.shape
     loss = pred.new_empty(batch, count, dtype=torch.float32)
     statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
     wrap_triton(loss_kernel)[(batch * count,)](
+        # In the place of the gradient, which the forward pass does not read.
         loss,
         pred.contiguous(),
         clip.contiguous(),
@@ -220,8 +255,9 @@ def masked_patch_loss_backward_op(
     kind: str,
     normalize: bool,
 ) -> Tensor:
+    """Return the gradient of the predictions, [B, M, P], from that of the loss, [B, M]."""
     batch, count, _ = pred.shape
-    out = torch.empty_like(pred, memory_format=torch.contiguous_format)
+    out = pred.new_empty(pred.shape)
     wrap_triton(loss_kernel)[(batch * count,)](
         grad,
         pred.contiguous(),
@@ -241,21 +277,17 @@ def masked_patch_loss_backward_op(
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # zeros for the statistics
-    ctx.save_for_backward(*inputs[:3], output[1])
-    ctx.options = inputs[3:]
+    pred, clip, masked_ids, *options = inputs
+    _, statistics = output
+    # Otherwise zeros would be filled in as gradients of the statistics.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(pred, clip, masked_ids, statistics)
+    ctx.options = options
 
 
 def _backward(ctx: Any, grad: Tensor, _statistics: Any) -> tuple:
-    return (
-        masked_patch_loss_backward_op(grad, *ctx.saved_tensors, *ctx.options),
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    grad_pred = masked_patch_loss_backward_op(grad, *ctx.saved_tensors, *ctx.options)
+    return grad_pred, None, None, None, None, None, None
 
 
 masked_patch_loss_op.register_autograd(_backward, setup_context=_setup)

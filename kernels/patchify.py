@@ -1,6 +1,7 @@
 """The tokenizer's input: patches of the uint8 clip, scaled and normalized as ImageNet's.
 
-The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the reference.
+The Triton kernels here and in masked_patch_loss are for RGB: other numbers of channels take the
+reference.
 """
 
 import torch
@@ -22,40 +23,61 @@ def patchify(
     patch_size: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """clip uint8 [B, T, H, W, C], ids int64 [B, K] or None for all -> (clip/255 - mean)/std, [B, K, P].
+    """Cut a clip into patches, normalized: (pixel / 255 - mean) / std.
 
-    A patch's values are in the order (p_t, p_h, p_w, c). Mean and deviation of each channel are ImageNet's for RGB; for
-    all others, the means of those.
+    Mean and deviation of each channel are ImageNet's for RGB; for all others, the means of those.
+
+    Args:
+        clip: uint8 [B, T, H, W, C].
+        ids: of the patches to cut, int64 [B, K] in the order (t, h, w); None for all N.
+        tubelet_size: frames of a patch.
+        patch_size: height and width of a patch in pixels.
+        dtype: of the result.
+
+    Returns:
+        [B, K, P], with the P values of a patch in the order (p_t, p_h, p_w, c).
+
+    Raises:
+        InputError: if the clip is not uint8 or not made of whole patches, or the ids do not fit.
     """
     check_clip(clip, tubelet_size, patch_size)
     if ids is not None:
         check_ids("ids", ids, clip)
-    patches = patchify_op if runs_triton(clip) and clip.shape[4] == 3 else patchify_ref
-    return patches(clip, ids, tubelet_size, patch_size, dtype)
+    is_rgb = clip.shape[4] == 3
+    cut = patchify_op if runs_triton(clip) and is_rgb else patchify_ref
+    return cut(clip, ids, tubelet_size, patch_size, dtype)
 
 
 def check_clip(clip: Tensor, tubelet_size: int, patch_size: int) -> None:
-    """Raise InputError unless whole patches cover the clip."""
-    check_shape("the clip", clip, *"BTHWC")
+    """Raise InputError unless a clip is uint8 [B, T, H, W, C], and whole patches cover it."""
+    check_shape("the clip", clip, "B", "T", "H", "W", "C")
     check(clip.dtype == torch.uint8, f"the clip is {clip.dtype}: give uint8")
-    sides, patch = tuple(clip.shape[1:4]), (tubelet_size, patch_size, patch_size)
-    is_whole = all(side % part == 0 for side, part in zip(sides, patch, strict=True))
-    check(is_whole, f"clips of {sides} pixels are not made of whole patches of {patch}")
+    frames, height, width = clip.shape[1:4]
+    is_whole = frames % tubelet_size == 0 and height % patch_size == 0 and width % patch_size == 0
+    sides = f"clips of {(frames, height, width)} pixels"
+    patch = (tubelet_size, patch_size, patch_size)
+    check(is_whole, f"{sides} are not made of whole patches of {patch}")
 
 
 def patchify_ref(
     clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype
 ) -> Tensor:
+    """Compute what `patchify` returns, for any number of channels."""
     patches = gather_patches(clip, ids, tubelet_size, patch_size).float()
-    mean, std = (  # other than RGB also on a GPU, for which a tensor from the host would wait
-        torch.tensor(values, device=clip.device) if clip.shape[4] == 3 else sum(values) / 3
-        for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
+    mean: Tensor | float
+    std: Tensor | float
+    if clip.shape[4] == 3:
+        mean = torch.tensor(IMAGENET_MEAN, device=clip.device)
+        std = torch.tensor(IMAGENET_STD, device=clip.device)
+    else:
+        # Plain numbers: this runs on a GPU too, for which a tensor made on the host would wait.
+        mean = sum(IMAGENET_MEAN) / 3
+        std = sum(IMAGENET_STD) / 3
     return ((patches - 255 * mean) / (255 * std)).flatten(2).to(dtype)
 
 
 def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int) -> Tensor:
-    """Cut uint8 patches [B, K, p_t·p_h·p_w, C] at `ids`, or all of them, in (t, h, w) order."""
+    """Cut a clip into uint8 patches [B, K, p_t·p_h·p_w, C] at `ids`, or all in (t, h, w) order."""
     patches = rearrange(
         clip,
         "b (t pt) (h ph) (w pw) c -> b (t h w) (pt ph pw) c",
@@ -63,9 +85,10 @@ def gather_patches(clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_si
         ph=patch_size,
         pw=patch_size,
     )
-    return (
-        patches if ids is None else patches[torch.arange(len(ids), device=ids.device)[:, None], ids]
-    )
+    if ids is None:
+        return patches
+    clips = torch.arange(len(ids), device=ids.device)[:, None]
+    return patches[clips, ids]
 
 
 @triton.jit
@@ -78,23 +101,32 @@ def patch_tile(
     LINES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A token's patch as lines (p_t, p_h) of 3 · PATCH neighboring values, of which a tile [LINES, WIDTH] is a third:
-    where each line starts in the clip and in the patch, the columns of the tile, and what of it is in the patch."""
+    """Find a token's patch in the clip.
+
+    It consists of lines (p_t, p_h) of 3 * PATCH neighboring values, and a tile [LINES, WIDTH] is a
+    third of them. A token of 2 frames x 16 x 16 pixels has 32 lines of 48 values, in three tiles of
+    32 x 16. Both sides of a tile are rounded up to powers of two.
+
+    Returns where each line starts in the clip [LINES, 1] and in the patch [LINES, 1], the columns
+    of the tile [WIDTH], and which of its values are in the patch [LINES, WIDTH].
+    """
     line = tl.arange(0, LINES)
     i = tl.arange(0, WIDTH)
-    token = token.to(tl.int32)  # 64-bit divisions take a hundred instructions
-    time = token // (rows * columns) * TUBELET + line // PATCH
-    height = token // columns % rows * PATCH + line % PATCH
-    in_clip = ((time * (rows * PATCH) + height).to(tl.int64) * columns + token % columns) * (
-        PATCH * 3
-    )
+    # Divisions of 64 bits take a hundred instructions.
+    token = token.to(tl.int32)
+    frame = token // (rows * columns) * TUBELET + line // PATCH
+    row = token // columns % rows * PATCH + line % PATCH
+    # In patches of a frame's row of them, and then in values.
+    patch_row = (frame * (rows * PATCH) + row).to(tl.int64) * columns + token % columns
+    start_in_clip = patch_row * (PATCH * 3)
     inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]
-    return in_clip[:, None], line[:, None] * (PATCH * 3), i, inside
+    return start_in_clip[:, None], line[:, None] * (PATCH * 3), i, inside
 
 
 @triton.jit
-def by_channel(place, red, green, blue):
-    return tl.where(place % 3 == 0, red, tl.where(place % 3 == 1, green, blue))
+def by_channel(position, red, green, blue):
+    """Return the value of the channel at each position of a line: red, green, blue, red, …"""
+    return tl.where(position % 3 == 0, red, tl.where(position % 3 == 1, green, blue))
 
 
 @triton.jit
@@ -112,22 +144,24 @@ def patchify_kernel(
     LINES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One program, of one warp, per patch. Its lines of 3 · PATCH values are read in three parts, so that a thread's 16
-    neighbors fill one load and their channels are known when the kernel is compiled."""
+    """Cut and normalize a patch, by one warp.
+
+    Its lines of 3 * PATCH values are read in three parts, so that a thread's 16 neighbors fill one
+    load and their channels are known when the kernel is compiled.
+    """
     k = tl.program_id(0).to(tl.int64)
     token = tl.load(ids_ptr + k) if HAS_IDS else k % K
     in_clip, in_patch, i, inside = patch_tile(token, rows, columns, TUBELET, PATCH, LINES, WIDTH)
     clip_ptrs = clip_ptr + (k // K) * stride_b + in_clip
     out_ptrs = out_ptr + k * (TUBELET * PATCH * PATCH * 3) + in_patch
     for part in tl.static_range(3):
-        place = part * PATCH + i
-        pixels = tl.load(clip_ptrs + place[None, :], mask=inside, other=0).to(tl.float32)
-        mean = by_channel(
-            place, 0.485 * 255, 0.456 * 255, 0.406 * 255
-        )  # IMAGENET_MEAN, IMAGENET_STD
-        scale = by_channel(place, 1 / (0.229 * 255), 1 / (0.224 * 255), 1 / (0.225 * 255))
+        position = part * PATCH + i
+        pixels = tl.load(clip_ptrs + position[None, :], mask=inside, other=0).to(tl.float32)
+        # IMAGENET_MEAN and IMAGENET_STD of pixels from 0 to 255.
+        mean = by_channel(position, 0.485 * 255, 0.456 * 255, 0.406 * 255)
+        scale = by_channel(position, 1 / (0.229 * 255), 1 / (0.224 * 255), 1 / (0.225 * 255))
         out = (pixels - mean[None, :]) * scale[None, :]
-        tl.store(out_ptrs + place[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptrs + position[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton_op("patchify")
@@ -135,11 +169,13 @@ def patchify_op(
     clip: Tensor, ids: Tensor | None, tubelet_size: int, patch_size: int, dtype: torch.dtype
 ) -> Tensor:
     batch, frames, height, width, _ = clip.shape
-    rows, columns = height // patch_size, width // patch_size
+    rows = height // patch_size
+    columns = width // patch_size
     count = frames // tubelet_size * rows * columns if ids is None else ids.shape[1]
     out = clip.new_empty(batch, count, tubelet_size * patch_size**2 * 3, dtype=dtype)
     wrap_triton(patchify_kernel)[(batch * count,)](
         clip.contiguous(),
+        # Without ids the kernel does not read them: any tensor will do.
         clip if ids is None else ids.contiguous(),
         out,
         count,

@@ -1,4 +1,4 @@
-"""The decoder's input: visible features, then mask tokens, each with its position, not un-shuffled."""
+"""The decoder's input: visible features, then mask tokens, with positions, not un-shuffled."""
 
 from typing import Any
 
@@ -22,10 +22,24 @@ from adamae.kernels.launch import (
 def scatter_tokens(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
 ) -> Tensor:
-    """features [B, K, E], mask_token [E], table [N, E], ids int64 [B, K] and [B, M] -> [B, K + M, E].
+    """Append a mask token for each masked id to the features, and add all positions.
 
-    Row j is features[b, j] + table[visible_ids[b, j]] for j < K, then mask_token + table[masked_ids[b, j - K]], in
-    features' dtype. The table is fixed: it gets no gradient.
+    Row j < K is features[b, j] + table[visible_ids[b, j]]; row K + j is mask_token +
+    table[masked_ids[b, j]]. Tokens stay in this order, since attention goes by their positions, and
+    the decoder's last block can cut off the first K.
+
+    Args:
+        features: of the visible tokens, [B, K, E].
+        mask_token: [E], for all masked tokens.
+        table: positions [N, E]. They are fixed: they get no gradient.
+        visible_ids: int64 [B, K].
+        masked_ids: int64 [B, M].
+
+    Returns:
+        [B, K + M, E], in the features' dtype. The sum is computed in fp32 on a GPU.
+
+    Raises:
+        InputError: if shapes, types or devices do not fit, or the table requires a gradient.
     """
     check_shape("features", features, "B", "K", "E")
     check_ids("visible_ids", visible_ids, features)
@@ -44,6 +58,7 @@ def scatter_tokens(
 def scatter_tokens_ref(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
 ) -> Tensor:
+    """Compute what `scatter_tokens` returns, with sums in the features' dtype."""
     table = table.to(features.dtype)
     masked = mask_token.to(features.dtype) + table[masked_ids]
     return torch.cat([features + table[visible_ids], masked], dim=1)
@@ -65,36 +80,38 @@ def scatter_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Make a tile of ROWS tokens x BLOCK channels of a clip, visible or masked or both."""
     programs = tl.cdiv(K + M, ROWS)
+    # Offsets in the output may exceed 2^31: 64-bit from here on.
     b = (tl.program_id(0) // programs).to(tl.int64)
     j = tl.program_id(0) % programs * ROWS + tl.arange(0, ROWS)
     d = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     visible = j < K
     masked = (j >= K) & (j < K + M)
+    # A row is in at most one of the lists, and what is not loaded is 0: their sum is the row's id.
     ids = tl.load(visible_ptr + b * K + j, mask=visible, other=0)
     ids += tl.load(masked_ptr + b * M + j - K, mask=masked, other=0)
     inside = (j < K + M)[:, None] & (d < E)
-    feature = tl.load(
-        features_ptr + b * stride_b + j[:, None] * stride_k + d,
-        mask=visible[:, None] & (d < E),
-        other=0,
-    )
+    is_feature = visible[:, None] & (d < E)
+    feature_ptrs = features_ptr + b * stride_b + j[:, None] * stride_k + d
+    feature = tl.load(feature_ptrs, mask=is_feature, other=0)
     token = tl.load(mask_token_ptr + d, mask=d < E, other=0)
-    row = tl.where(visible[:, None], feature.to(tl.float32), token.to(tl.float32))
-    row += tl.load(table_ptr + ids[:, None] * E + d, mask=inside).to(tl.float32)
-    tl.store(
-        out_ptr + (b * (K + M) + j[:, None]) * E + d, row.to(out_ptr.dtype.element_ty), mask=inside
-    )
+    out = tl.where(visible[:, None], feature.to(tl.float32), token.to(tl.float32))
+    table_ptrs = table_ptr + ids[:, None] * E + d
+    out += tl.load(table_ptrs, mask=inside).to(tl.float32)
+    out_ptrs = out_ptr + (b * (K + M) + j[:, None]) * E + d
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton_op("scatter_tokens")
 def scatter_tokens_op(
     features: Tensor, mask_token: Tensor, table: Tensor, visible_ids: Tensor, masked_ids: Tensor
 ) -> Tensor:
-    (batch, count, width), masked = features.shape, masked_ids.shape[1]
+    batch, num_visible, width = features.shape
+    num_masked = masked_ids.shape[1]
     features = rows_contiguous(features)
-    out = features.new_empty(batch, count + masked, width)
-    grid, sides = tiles(batch, count + masked, width)
+    out = features.new_empty(batch, num_visible + num_masked, width)
+    grid, sides = tiles(batch, num_visible + num_masked, width)
     wrap_triton(scatter_kernel)[grid](
         features,
         mask_token.contiguous(),
@@ -104,8 +121,8 @@ def scatter_tokens_op(
         out,
         features.stride(0),
         features.stride(1),
-        count,
-        masked,
+        num_visible,
+        num_masked,
         width,
         **sides,
     )
@@ -113,12 +130,17 @@ def scatter_tokens_op(
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.num_visible, ctx.dtype = inputs[0].shape[1], inputs[1].dtype
+    features, mask_token = inputs[:2]
+    ctx.num_visible = features.shape[1]
+    ctx.dtype = mask_token.dtype
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple:
-    features, masked = grad.tensor_split([ctx.num_visible], dim=1)  # views: nothing is moved
-    return features, masked.sum(dim=(0, 1), dtype=torch.float32).to(ctx.dtype), None, None, None
+    # Views: the features' gradient is not moved.
+    features, masked = grad.tensor_split([ctx.num_visible], dim=1)
+    # All masked tokens of the batch share a mask token: so many terms are added up in fp32.
+    mask_token = masked.sum(dim=(0, 1), dtype=torch.float32).to(ctx.dtype)
+    return features, mask_token, None, None, None
 
 
 scatter_tokens_op.register_autograd(_backward, setup_context=_setup)
