@@ -1,4 +1,7 @@
-"""AdaMAE: a masked autoencoder for video that learns which tokens to keep visible (arXiv 2211.09120 §3)."""
+"""AdaMAE: a masked autoencoder for video that learns which tokens to keep visible.
+
+arXiv 2211.09120 §3.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,40 +23,42 @@ from adamae.model.sampling_loss import sampling_loss
 from adamae.model.targets import Target, make_target
 from adamae.model.tokenizer import Tokenizer
 
+# XORed into the seed, for noise that is independent of the one that chooses the visible tokens.
+DECODER_STREAM = 0x5DEC0DE5
+
 
 class Output(NamedTuple):
-    """Losses are fp32 under autocast too."""
+    """Losses and predictions for a batch. Losses are fp32 under autocast too."""
 
     loss: Float[Tensor, ""]
     reconstruction_loss: Float[Tensor, ""]
-    sampling_loss: Float[Tensor, ""]  # 0 where the masking does not learn
-    pred: Float[
-        Tensor, "B M P"
-    ]  # without a gradient: a compiled step would be given one of its size, of zeros
+    # 0 where the masking does not learn.
+    sampling_loss: Float[Tensor, ""]
+    # Without a gradient: a compiled step would be given one of its size, of zeros.
+    pred: Float[Tensor, "B M P"]
     loss_per_token: Float[Tensor, "B M"]
-    log_probs: Float[Tensor, "B N"] | None  # None where tokens have no probabilities
+    # None where tokens have no probabilities.
+    log_probs: Float[Tensor, "B N"] | None
     visible_ids: Int[Tensor, "B K"]
-    masked_ids: Int[
-        Tensor, "B M"
-    ]  # the predicted ones: in training a fraction of them (model.decoder_share)
-
-
-DECODER_STREAM = (
-    0x5DEC0DE5  # XORed into the seed: apart from the noise that chooses the visible tokens
-)
+    # Those that were predicted: in training a fraction of the masked ones (model.decoder_share).
+    masked_ids: Int[Tensor, "B M"]
 
 
 def sample_ids(
     ids: Int[Tensor, "B M"], count: int, seed: Seed, offset: Seed
 ) -> Int[Tensor, "B count"]:
-    """Sample `count` of each row's ids uniformly: the loss over them is an unbiased estimate of the loss over all."""
-    chosen, *_ = gumbel_topk(
-        torch.zeros(ids.shape, device=ids.device), count, seed ^ DECODER_STREAM, offset
-    )
+    """Sample `count` of each row's ids uniformly.
+
+    The loss over them is an unbiased estimate of the loss over all.
+    """
+    logits = torch.zeros(ids.shape, device=ids.device)
+    chosen, *_ = gumbel_topk(logits, count, seed ^ DECODER_STREAM, offset)
     return ids.gather(1, chosen)
 
 
 class AdaMAE(nn.Module):
+    """The model that is pre-trained; another masking, target or decoder is chosen by its config."""
+
     def __init__(self, config: ModelConfig, target: Target | None = None) -> None:
         super().__init__()
         self.config = config
@@ -61,20 +66,20 @@ class AdaMAE(nn.Module):
         self.tokenizer = Tokenizer(config)
         self.token_sampler = make_masking(config)
         self.encoder = Encoder(config)
-        self.decoder = find_class(DECODERS, config.decoder_attention)(
-            config, self.target.num_values
-        )
+        make_decoder = find_class(DECODERS, config.decoder_attention)
+        self.decoder = make_decoder(config, self.target.num_values)
         self.apply(initialize)
         nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
     def forward(self, clip: Clip, seed: Seed, offset: Seed) -> Output:
-        """Mask tokens, predict them, compare.
+        """Mask tokens, predict them, and compare them with the clip.
 
-        seed, offset: of the sampling noise; `offset` is the global position of the first clip of the batch. Tensors
-        (0-d, int64, on the clip's device) let one compiled graph serve all steps.
+        seed, offset: of the sampling noise; `offset` is the global position of the batch's first
+        clip. Tensors (0-d, int64, on the clip's device) let one compiled graph run all steps.
         """
         config = self.config
         clip = prepare_clip(clip, config)
+        # Before the tokens are made: what this takes is free again when activations are kept.
         prepared = self.target.prepare(clip)
         mask, visible = self.embed_visible(clip, seed, offset)
         masked_ids = mask.masked_ids
@@ -82,7 +87,8 @@ class AdaMAE(nn.Module):
             masked_ids = sample_ids(masked_ids, config.num_reconstructed, seed, offset)
         pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids)
         loss_per_token = self.target(prepared, pred, masked_ids)
-        loss = reconstruction = loss_per_token.mean()
+        reconstruction = loss_per_token.mean()
+        loss = reconstruction
         sampling = torch.zeros_like(reconstruction)
         if mask.log_probs is not None and self.token_sampler.learns:
             # It makes sampling probabilities proportional to errors (arXiv 2211.09120 §3.3).
@@ -108,15 +114,14 @@ class AdaMAE(nn.Module):
             tokens = self.tokenizer(clip).float()
             mask = self.token_sampler(clip, tokens, seed, offset)
             return mask, gather_tokens(tokens, mask.visible_ids, self.encoder.positions)
-        # No gradient comes back through masked tokens: to tokenize the few visible ones again costs K/N of the
-        # tokenizer, and saves the backward pass and the memory of the others.
+        # No gradient comes back through masked tokens: to tokenize the few visible ones again costs
+        # K / N of the tokenizer, and saves the backward pass and the memory of all others.
         with torch.no_grad():
             tokens = self.tokenizer(clip) if needs_tokens else None
         mask = self.token_sampler(clip, tokens, seed, offset)
-        # The positions' fp32 makes the encoder's residual stream fp32 under autocast.
-        return mask, self.tokenizer(clip, mask.visible_ids) + self.encoder.positions[
-            mask.visible_ids
-        ]
+        visible = self.tokenizer(clip, mask.visible_ids)
+        # Positions are fp32, and make the encoder's residual stream fp32 under autocast.
+        return mask, visible + self.encoder.positions[mask.visible_ids]
 
     @torch.no_grad()
     def encode(self, clip: Clip) -> Features:
@@ -124,17 +129,22 @@ class AdaMAE(nn.Module):
         return encode(self, clip)
 
     def with_masking(self, **changes: Any) -> "AdaMAE":
-        """Return the same model, sharing its weights, with another `masking` or `mask_ratio`."""
+        """Return the same model, sharing its weights, with another `masking` or `mask_ratio`.
+
+        Raise InputError if the masking asks for a token sampler that this model does not have.
+        """
+        # On the meta device, weights that are replaced below take neither time nor memory.
         with torch.device("meta"):
-            other = AdaMAE(replace(self.config, **changes), self.target)
-        for part in ("tokenizer", "encoder", "decoder"):
-            setattr(other, part, getattr(self, part))
-        if other.token_sampler.learns:
+            model = AdaMAE(replace(self.config, **changes), self.target)
+        model.tokenizer = self.tokenizer
+        model.encoder = self.encoder
+        model.decoder = self.decoder
+        if model.token_sampler.learns:
             if not self.token_sampler.learns:
+                masking = self.config.masking
                 raise InputError(
-                    f"this model has no token sampler: it was trained with {self.config.masking} masking"
+                    f"this model has no token sampler: it was trained with {masking} masking"
                 )
-            other.token_sampler.load_state_dict(
-                self.token_sampler.state_dict(keep_vars=True), assign=True
-            )
-        return other.train(self.training)
+            weights = self.token_sampler.state_dict(keep_vars=True)
+            model.token_sampler.load_state_dict(weights, assign=True)
+        return model.train(self.training)

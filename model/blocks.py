@@ -1,4 +1,4 @@
-"""The transformer block of encoder, decoder and token sampler, with attention as VideoMAE has it."""
+"""The transformer block of encoder, decoder and token sampler, with VideoMAE's attention."""
 
 from typing import Any
 
@@ -7,56 +7,61 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from adamae.model.casting import Weights, autocast_dtype, cast_together
+from adamae.model.casting import Weights, autocast_dtype, cast_groups, cast_together
 
 
 class LayerNorm(nn.LayerNorm):
-    """Autocast would copy its input to fp32 and keep the copy for the backward; the op's own statistics are fp32.
+    """A LayerNorm that normalizes bf16 as it is; the op's own statistics are fp32.
 
-    On a CPU it is copied all the same: in bf16, PyTorch sums the gradients of weight and bias there in bf16, and at
-    25,000 rows they are off by 11 and 21 %, instead of .2 %.
+    Autocast would copy the input to fp32, and keep the copy for the backward pass.
     """
 
     def weights(self) -> Weights:
-        """Return what `forward` may be given in another dtype."""
+        """Return the weights that `forward` takes in another dtype."""
         return [self.weight, self.bias]
 
     def forward(self, x: Tensor, weights: Weights | None = None) -> Tensor:
+        # On a CPU the input is copied all the same: PyTorch sums the gradients of weight and bias
+        # there in bf16, and at 25,000 rows they are off by 11 and 21 %, instead of 0.2 %.
         dtype = x.dtype if x.is_cuda else torch.float32
-        weight, bias = weights or cast_together(self.weights(), dtype)
+        if weights is None:
+            weights = cast_together(self.weights(), dtype)
+        weight, bias = weights
         with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps).to(
-                x.dtype
-            )
+            y = F.layer_norm(x.to(dtype), self.normalized_shape, weight, bias, self.eps)
+        return y.to(x.dtype)
 
 
 class Dropout(nn.Dropout):
-    """Keeps a byte per value for the backward; nn.Dropout keeps a float on a CPU."""
+    """Dropout that keeps a byte a value for the backward pass; on a CPU, PyTorch keeps a float."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and self.p):
+        if not self.training or self.p == 0:
             return input
-        if (
-            torch.compiler.is_compiling()
-        ):  # whose native_dropout samples floats of the input's dtype instead of bools
+        if torch.compiler.is_compiling():
+            # The compiler's native_dropout samples floats of the input's dtype instead of bools.
             kept = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - self.p)
+            # This op multiplies by mask and scale, which is what dropout does forward, too.
             return torch.ops.aten.native_dropout_backward(input, kept, 1 / (1 - self.p))
-        return torch.native_dropout(input, self.p, True)[0]
+        output, _ = torch.native_dropout(input, self.p, True)
+        return output
 
 
 class DropPath(Dropout):
-    """Stochastic depth: drops the residual branch of a whole clip with probability p, in training."""
+    """Stochastic depth: in training, drops a whole clip's residual branch with probability p."""
 
     def forward(self, input: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
-        if not (self.training and self.p):
+        if not self.training or self.p == 0:
             return input
-        return input * super().forward(input.new_ones(len(input), 1, 1))
+        scale = super().forward(input.new_ones(len(input), 1, 1))
+        return input * scale
 
 
 class Attention(nn.Module):
     """Self-attention with a bias on queries and values but not on keys.
 
-    A bias on keys would add the same to all scores of a query and so change nothing but Adam's state.
+    A bias on keys would add the same number to all scores of a query, which softmax cancels, and so
+    change nothing but Adam's state. Zeros take its place, for one product to make all three.
     """
 
     k_bias: Tensor
@@ -67,11 +72,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(width)) if qv_bias else None
-        self.register_buffer("k_bias", torch.zeros(width) if qv_bias else None, persistent=False)
+        k_bias = torch.zeros(width) if qv_bias else None
+        self.register_buffer("k_bias", k_bias, persistent=False)
         self.proj = nn.Linear(width, width)
         self.proj_drop = Dropout(dropout)
 
     def weights(self) -> Weights:
+        """Return the weights that `forward` takes in another dtype."""
         biases = [bias for bias in (self.q_bias, self.k_bias, self.v_bias) if bias is not None]
         return [self.qkv.weight, self.proj.weight, self.proj.bias, *biases]
 
@@ -82,22 +89,31 @@ class Attention(nn.Module):
         context: Float[Tensor, "B K D"] | None = None,
         num_kv_only: int = 0,
     ) -> Float[Tensor, "B N-num_kv_only D"]:
-        """Attend to x itself, or to `context`, whose tokens then give keys and values."""
-        width, (weight, proj_weight, proj_bias, *biases) = x.shape[-1], weights
+        """Attend to x itself, or to `context`, whose tokens then give keys and values.
+
+        weights: those of `self.weights()`, in the dtype of the products. The first `num_kv_only`
+        tokens of x give keys and values, but get no output.
+        """
+        weight, proj_weight, proj_bias, *biases = weights
         bias = torch.cat(biases) if biases else None
-        if context is not None:
-            q = F.linear(x, weight[:width], None if bias is None else bias[:width])
-            k, v = F.linear(context, weight[width:], None if bias is None else bias[width:]).chunk(
-                2, dim=-1
-            )
-        else:
+        if context is None:
             q, k, v = F.linear(x, weight, bias).chunk(3, dim=-1)
-            q = q[
-                :, num_kv_only:
-            ]  # cut after the product: rows of what a product reads are cut by a copy
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+            # Cut after the product: rows of what a product reads would be cut by a copy.
+            q = q[:, num_kv_only:]
+        else:
+            width = x.shape[-1]
+            q_bias = None if bias is None else bias[:width]
+            kv_bias = None if bias is None else bias[width:]
+            q = F.linear(x, weight[:width], q_bias)
+            k, v = F.linear(context, weight[width:], kv_bias).chunk(2, dim=-1)
+        q = self.split_heads(q)
+        k = self.split_heads(k)
+        v = self.split_heads(v)
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.proj_drop(F.linear(x, proj_weight, proj_bias))
+
+    def split_heads(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B h N D/h"]:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -110,16 +126,18 @@ class Mlp(nn.Module):
         self.drop = Dropout(dropout)
 
     def weights(self) -> Weights:
+        """Return the weights that `forward` takes in another dtype."""
         return [self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias]
 
     def forward(self, x: Float[Tensor, "B N D"], weights: Weights) -> Float[Tensor, "B N D"]:
         weight1, bias1, weight2, bias2 = weights
         hidden = F.linear(x, weight1, bias1)
-        if (
-            torch.compiler.is_compiling()
-        ):  # which recomputes GELU where that is cheaper than keeping it
-            return self.drop(F.linear(F.gelu(hidden), weight2, bias2))
-        return self.drop(GeluLinear.apply(hidden, weight2, bias2))
+        if torch.compiler.is_compiling():
+            # The compiler recomputes GELU by itself where that is cheaper than to keep it.
+            y = F.linear(F.gelu(hidden), weight2, bias2)
+        else:
+            y = GeluLinear.apply(hidden, weight2, bias2)
+        return self.drop(y)
 
 
 class GeluLinear(torch.autograd.Function):
@@ -136,10 +154,12 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        grad = grads[0].flatten(0, -2)
+        (grad_output,) = grads
+        grad = grad_output.flatten(0, -2)
         grad_weight = grad.T @ F.gelu(x).flatten(0, -2)
         grad_bias = grad.sum(dim=0)
-        return torch.ops.aten.gelu_backward((grad @ weight).view_as(x), x), grad_weight, grad_bias
+        grad_gelu = (grad @ weight).view_as(x)
+        return torch.ops.aten.gelu_backward(grad_gelu, x), grad_weight, grad_bias
 
 
 class Block(nn.Module):
@@ -167,14 +187,18 @@ class Block(nn.Module):
         context: Float[Tensor, "B K D"] | None = None,
         num_kv_only: int = 0,
     ) -> Float[Tensor, "B N-num_kv_only D"]:
-        """Attend to x itself, or only to `context`. The first `num_kv_only` tokens give keys and values, but get no
-        output: for a last block not read whole."""
+        """Attend to x itself, or only to `context`.
+
+        The first `num_kv_only` tokens give keys and values, but get no output, for a last block
+        whose output is not read whole.
+        """
         dtype = autocast_dtype(x, self.mlp.fc1.weight)
-        norms = (self.norm1, self.norm2) if x.is_cuda and x.dtype == dtype else ()
-        groups = [part.weights() for part in (self.attn, self.mlp, *norms)]
-        cast = iter(cast_together([weight for group in groups for weight in group], dtype))
-        attn, mlp, *cast_norms = [[next(cast) for _ in group] for group in groups]
-        norm1, norm2 = cast_norms or (None, None)
+        groups = [self.attn.weights(), self.mlp.weights()]
+        # A LayerNorm that computes in this dtype has its weights cast by the same launch.
+        if x.is_cuda and x.dtype == dtype:
+            groups += [self.norm1.weights(), self.norm2.weights()]
+        attn, mlp, *norms = cast_groups(groups, dtype)
+        norm1, norm2 = norms if norms else (None, None)
         y = self.norm1(x, norm1)
         if context is not None:
             context = self.norm1(context, norm1)
@@ -185,8 +209,8 @@ class Block(nn.Module):
 def initialize(module: nn.Module) -> None:
     """Set Linear weights Xavier-uniform, biases 0, LayerNorm (1, 0). For `nn.Module.apply`.
 
-    The tokenizer too, which is a Linear here. The authors' code leaves its convolution as PyTorch makes it, half as
-    large, with which `make demo` ended at a loss of 0.72 instead of 0.67.
+    This includes the tokenizer, which is a Linear here. The authors' code leaves its convolution as
+    PyTorch makes it, half as large, with which `make demo` ended at a loss of 0.72 instead of 0.67.
     """
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)

@@ -1,4 +1,4 @@
-"""What a model makes of a clip before anything else: grayscale, for one of one channel, and differences of frames."""
+"""What a model makes of a clip first: grayscale, for one channel, and differences of frames."""
 
 import torch
 from jaxtyping import Int, UInt8
@@ -7,63 +7,79 @@ from torch import Tensor
 from adamae.common.errors import InputError
 from adamae.model.config import ModelConfig
 
-Clip = UInt8[Tensor, "B T H W C"]  # C: 3, RGB as decoded, or as many as model.in_channels
-LUMA = (
-    77,
-    150,
-    29,
-)  # 256ths: the weights .299, .587 and .114 of ITU-R BT.601, in whole numbers, alike on all devices
-STILL, STRENGTH = (
-    115,
-    40,
-)  # of 255: no change, about ImageNet's mean; the deviation of changes, .7 of ImageNet's
+# C: 3, RGB as decoded, or as many as model.in_channels.
+Clip = UInt8[Tensor, "B T H W C"]
+
+# The weights 0.299, 0.587 and 0.114 of ITU-R BT.601 as 256ths: whole numbers are alike on all
+# devices.
+LUMA = (77, 150, 29)
+# Of 255. No change is about ImageNet's mean; changes have a deviation of 0.7 of ImageNet's.
+STILL = 115
+STRENGTH = 40
 
 
 def check_channels(channels: int, in_channels: int) -> None:
     """Raise InputError where a model of `in_channels` does not take clips of `channels`."""
-    if in_channels != channels and (channels, in_channels) != (3, 1):
-        raise InputError(
-            f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}: set"
-            f" model.in_channels={channels}" + (", or 1 for grayscale" if channels == 3 else "")
-        )
+    if _takes(in_channels, channels):
+        return
+    advice = f"set model.in_channels={channels}"
+    if channels == 3:
+        advice += ", or 1 for grayscale"
+    raise InputError(
+        f"model.in_channels is {in_channels}, and the clips of data.shards have {channels}:"
+        f" {advice}"
+    )
+
+
+def _takes(in_channels: int, channels: int) -> bool:
+    """Return whether a model of `in_channels` takes clips of `channels`, perhaps as grayscale."""
+    is_gray_from_rgb = channels == 3 and in_channels == 1
+    return channels == in_channels or is_gray_from_rgb
 
 
 def prepare_clip(clip: Clip, config: ModelConfig) -> Clip:
-    """Make what the model sees of a clip: its channels, and with `model.differences` what changes."""
+    """Make what the model sees of a clip: its channels, and with `model.differences` what changes.
+
+    Raise InputError where the channels do not match.
+    """
     clip = adapt_channels(clip, config.in_channels)
-    return compute_differences(clip) if config.differences else clip
+    if config.differences:
+        return compute_differences(clip)
+    return clip
 
 
 def compute_differences(clip: Clip) -> Clip:
-    """Compute each frame's difference to the next one, as strong in every clip; the last frame repeats the one before.
+    """Compute each frame's difference to the next one, equally strong in every clip.
 
-    RGB differences (Wang et al. 2016, arXiv 1608.00859) hide the place, by heart of which few videos are learned.
+    The last frame repeats the one before. RGB differences (Wang et al. 2016, arXiv 1608.00859) hide
+    the scene, which a model learns by heart where there are few videos.
     """
     change = clip.float().diff(dim=1)
-    rms = (
-        change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt().clamp_min(1)
-    )  # noise alone stays weak
+    rms = change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt()
+    # At least one of 255 levels, so that noise alone stays weak.
+    rms = rms.clamp_min(1)
     scaled = (change / rms * STRENGTH + STILL).round().clamp(0, 255).to(clip.dtype)
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
 
 
 def measure_change(now: Clip, then: Clip) -> Int[Tensor, "B T H W"]:
-    """Sum the absolute differences of a pixel's channels, without a copy in another type: floats would take four times
-    the bytes."""
-    return (torch.maximum(now, then) - torch.minimum(now, then)).sum(dim=4, dtype=torch.int32)
+    """Sum the absolute differences of a pixel's channels."""
+    # In uint8: a copy in floats would take four times the bytes.
+    change = torch.maximum(now, then) - torch.minimum(now, then)
+    return change.sum(dim=4, dtype=torch.int32)
 
 
 def adapt_channels(clip: Clip, in_channels: int) -> Clip:
-    """Convert RGB to grayscale for a model of one channel.
+    """Convert RGB to grayscale for a model of one channel; other clips stay as they are.
 
-    Raises InputError where the channels do not match. Grayscale is (77 R + 150 G + 29 B + 128) / 256, rounded down.
+    Grayscale is (77 R + 150 G + 29 B + 128) / 256, rounded down. Raise InputError where the
+    channels do not match.
     """
     channels = clip.shape[-1]
+    if not _takes(in_channels, channels):
+        raise InputError(f"the clip has {channels} channels, and the model takes {in_channels}")
     if channels == in_channels:
         return clip
-    if (channels, in_channels) != (3, 1):
-        raise InputError(f"the clip has {channels} channels, and the model takes {in_channels}")
-    red, green, blue = (
-        weight * plane for weight, plane in zip(LUMA, clip.int().unbind(-1), strict=True)
-    )
-    return ((red + green + blue + 128) >> 8).to(clip.dtype)[..., None]
+    red, green, blue = clip.int().unbind(-1)
+    sum_256 = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return ((sum_256 + 128) >> 8).to(clip.dtype)[..., None]

@@ -19,7 +19,7 @@ Kind = Literal["linear", "attentive"]
 
 
 class VideoClassifier(nn.Module):
-    """All tokens, mean pooling, LayerNorm, Linear."""
+    """A classifier for fine-tuning: all tokens, mean pooling, LayerNorm, Linear."""
 
     def __init__(self, config: ModelConfig, num_classes: int, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -27,14 +27,17 @@ class VideoClassifier(nn.Module):
         self.config = config
         self.tokenizer = Tokenizer(config)
         self.encoder = Encoder(config, drop_path)
-        self.encoder.norm = nn.Identity()  # the features are normalized after pooling instead
+        # Features are normalized after pooling instead, as VideoMAE's are.
+        self.encoder.norm = nn.Identity()
         self.norm = LayerNorm(width, eps=1e-6)
         self.head = Linear(width, num_classes)
         self.apply(initialize)
+        # Nearly equal logits to begin with, as in VideoMAE (init_scale).
         with torch.no_grad():
             self.head.weight.mul_(0.001)
 
     def forward(self, clip: Clip) -> Float[Tensor, "B classes"]:
+        """Compute the logits of all classes."""
         return self.head(self.features(clip))
 
     def features(self, clip: Clip) -> Float[Tensor, "B D"]:
@@ -42,28 +45,31 @@ class VideoClassifier(nn.Module):
         return self.norm(encode(self, clip).pooled)
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
-        """Take tokenizer and encoder blocks of a pre-trained AdaMAE."""
+        """Load a pre-trained tokenizer and encoder blocks; raise InputError unless they fit."""
         load_weights(self, state_dict, ("tokenizer.", "encoder.blocks."))
 
 
 class Probe(nn.Module):
     """A linear layer on the mean of a frozen encoder's tokens, or attentive pooling.
 
-    Only `pool` and `head` are trained; the encoder keeps the LayerNorm that it was pre-trained with.
+    Only `pool` and `head` are trained; the encoder keeps the LayerNorm that it was pre-trained
+    with.
     """
 
     def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
         super().__init__()
-        width, num_heads = config.dimensions.encoder_width, config.dimensions.encoder_heads
+        width = config.dimensions.encoder_width
         self.config = config
         self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
         self.pool: nn.Module | None = None
         if kind == "attentive":
-            from timm.layers import AttentionPoolLatent  # takes seconds
+            # timm takes seconds to import.
+            from timm.layers import AttentionPoolLatent
 
-            self.pool = AttentionPoolLatent(width, num_heads=num_heads)
-        # The features of a masked autoencoder differ much in scale. The layer stays linear: He et al. 2022, A.1.
+            self.pool = AttentionPoolLatent(width, num_heads=config.dimensions.encoder_heads)
+        # The features of a masked autoencoder differ much in scale. Without learned weights here,
+        # the layer stays linear (He et al. 2022, A.1).
         self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
         self.head = Linear(width, num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
@@ -76,14 +82,14 @@ class Probe(nn.Module):
         return self
 
     def forward(self, clip: Clip) -> Float[Tensor, "B classes"]:
+        """Compute the logits of all classes; gradients reach `pool` and `head`."""
         with torch.no_grad():
             features = encode(self, clip)
-        return self.head(
-            self.norm(features.pooled if self.pool is None else self.pool(features.tokens))
-        )
+        pooled = features.pooled if self.pool is None else self.pool(features.tokens)
+        return self.head(self.norm(pooled))
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
-        """Take tokenizer and encoder of a pre-trained AdaMAE; raises InputError if they do not fit."""
+        """Load a pre-trained tokenizer and encoder; raise InputError unless they fit."""
         if "encoder.norm.weight" not in state_dict:
             raise InputError(
                 "a probe needs a pre-trained encoder, and these weights are a classifier's"
@@ -92,15 +98,18 @@ class Probe(nn.Module):
 
 
 def make_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
-    """Make the fine-tuned classifier or the probe that weights in this layout are for, without loading them."""
+    """Make the fine-tuned classifier or the probe that weights are for, without loading them."""
     num_classes = len(state_dict["head.weight"])
-    if "norm.running_mean" in state_dict:
-        return Probe(config, num_classes, "attentive" if "pool.latent" in state_dict else "linear")
-    return VideoClassifier(config, num_classes)
+    # A probe alone has a BatchNorm, and with attentive pooling a latent query.
+    if "norm.running_mean" not in state_dict:
+        return VideoClassifier(config, num_classes)
+    if "pool.latent" in state_dict:
+        return Probe(config, num_classes, "attentive")
+    return Probe(config, num_classes, "linear")
 
 
 def load_classifier(state_dict: dict[str, Tensor], config: ModelConfig) -> VideoClassifier | Probe:
-    """Load the fine-tuned classifier or the probe of these weights; raise InputError where they are of neither."""
+    """Load a fine-tuned classifier or a probe; raise InputError if the weights are of neither."""
     if "head.weight" not in state_dict:
         raise InputError(
             "these weights have no classification head: fine-tune them, or train a probe, first"

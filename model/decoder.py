@@ -1,4 +1,7 @@
-"""Decoders; `model.registry.DECODERS` names them."""
+"""Decoders; `model.registry.DECODERS` names them.
+
+To add one, subclass Decoder in a new file and add a line to `DECODERS`.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -38,33 +41,35 @@ class Decoder(nn.Module):
         visible_ids: Int[Tensor, "B K"],
         masked_ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M P"]:
-        """Predict the tokens at masked_ids."""
+        """Predict the tokens at `masked_ids`."""
         x = scatter_tokens(
             self.embed(features), self.mask_token, self.positions, visible_ids, masked_ids
         )
         return self.head(self.norm(self.decode(x, visible_ids.shape[1])))
 
     def decode(self, x: Float[Tensor, "B N E"], num_visible: int) -> Float[Tensor, "B M E"]:
+        """Run all blocks on visible tokens, which come first, and masked ones; return these."""
         *first_blocks, last_block = self.blocks
         for block in first_blocks:
             x = self.run(block, x)
-        # Visible tokens come first and are not read: the last block and the head work for masked ones only. To
-        # recompute the last block would save nothing: its backward pass comes when all else is still kept.
+        # Nobody reads the visible tokens: the last block and the head work for masked ones only. To
+        # recompute the last block would save nothing, as its backward pass comes first, when all
+        # else is still kept.
         return last_block(x, num_kv_only=num_visible)
 
     def run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
-        return (
-            checkpoint(block, *inputs, use_reentrant=False)
-            if self.activation_checkpointing
-            else block(*inputs)
-        )
+        """Run a block, whose activations are recomputed with model.activation_checkpointing."""
+        if self.activation_checkpointing:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
 
 class CrossDecoder(Decoder):
-    """Masked tokens attend to visible ones, not to each other (CrossMAE, arXiv 2401.14391 §3.2).
+    """A decoder in which masked tokens attend to visible ones, not to each other.
 
-    ViT-Base, ρ .95, 16 clips, counted by training/accounting.py: a step takes 3.18 TFLOP instead of 4.18 and 3.24 GiB
-    instead of 3.41; with decoder_share=0.5, which changes no prediction here, 2.70 and 2.84.
+    CrossMAE, arXiv 2401.14391 §3.2. For ViT-Base with ρ = 0.95 and 16 clips, training/accounting.py
+    counts 3.18 TFLOP a step instead of 4.18, and 3.24 GiB instead of 3.41. With decoder_share=0.5,
+    which changes no prediction here, these are 2.70 TFLOP and 2.84 GiB.
     """
 
     def decode(self, x: Float[Tensor, "B N E"], num_visible: int) -> Float[Tensor, "B M E"]:

@@ -13,7 +13,7 @@ from adamae.kernels.noise import gumbel
 from adamae.model.blocks import Block, LayerNorm
 from adamae.model.channels import Clip, prepare_clip
 from adamae.model.config import ModelConfig
-from adamae.model.masking import AdaptiveMasking, make_masking
+from adamae.model.masking import AdaptiveMasking, MaskingStrategy, make_masking
 from adamae.model.tokenizer import Tokenizer, position_table
 
 Selection = Literal["adaptive", "motion", "random"]
@@ -21,8 +21,12 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 class Features(NamedTuple):
-    pooled: Float[Tensor, "B D"]  # mean over tokens
-    tokens: Float[Tensor, "B K D"]  # all N where none was left out
+    """What an encoder makes of clips."""
+
+    # The mean over tokens.
+    pooled: Float[Tensor, "B D"]
+    # All N, unless some were selected.
+    tokens: Float[Tensor, "B K D"]
 
 
 class Encoder(nn.Module):
@@ -35,18 +39,15 @@ class Encoder(nn.Module):
         size = config.dimensions
         table = position_table(config.positions, config.grid, size.encoder_width)
         self.register_buffer("positions", table, persistent=False)
-        self.blocks = nn.ModuleList(
-            Block(
-                size.encoder_width,
-                size.encoder_heads,
-                drop_path=drop_path * i / max(1, size.encoder_depth - 1),
-            )
-            for i in range(size.encoder_depth)  # deeper blocks are dropped more often
-        )
+        self.blocks = nn.ModuleList()
+        for i in range(size.encoder_depth):
+            # Deeper blocks are dropped more often: from 0 to `drop_path`.
+            rate = drop_path * i / max(1, size.encoder_depth - 1)
+            self.blocks.append(Block(size.encoder_width, size.encoder_heads, drop_path=rate))
         self.norm: nn.Module = LayerNorm(size.encoder_width, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
-        """`x`: tokens to which `positions` are added already; its dtype is that of the residual stream."""
+        """Encode tokens to which `positions` are added; their dtype is the residual stream's."""
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
@@ -58,7 +59,11 @@ class VideoEncoder(nn.Module):
     def __init__(
         self, config: ModelConfig, has_norm: bool = True, has_sampler: bool = False
     ) -> None:
-        """`has_norm`: pre-trained encoders end in a LayerNorm, fine-tuned ones do not."""
+        """Make an encoder, without weights.
+
+        has_norm: whether it ends in a LayerNorm, as pre-trained encoders do and fine-tuned ones do
+            not.
+        """
         super().__init__()
         self.config = config
         self.tokenizer = Tokenizer(config)
@@ -73,39 +78,48 @@ class VideoEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, clip: Clip, keep: float = 1.0, by: Selection = "adaptive") -> Features:
-        """Encode clips without gradients: whole, or only the tokens that `select_tokens` chooses."""
-        return encode(self, clip, None if keep == 1 else self.select_tokens(clip, keep, by))
+        """Encode clips without gradients: whole, or the tokens that `select_tokens` chooses."""
+        ids = None if keep == 1 else self.select_tokens(clip, keep, by)
+        return encode(self, clip, ids)
 
     @torch.no_grad()
     def select_tokens(self, clip: Clip, keep: float, by: Selection) -> Int[Tensor, "B K"]:
-        """Sample a fraction of the tokens, as pre-training does; return their ids, ascending.
+        """Sample the fraction `keep` of the tokens as in pre-training; return their ids, ascending.
 
-        by: the pre-trained sampler's probabilities, temporal difference, or none. All clips get the same noise, so that
-        what is chosen of one does not depend on its batch. Raises InputError where there is no sampler.
+        by: whether by the pre-trained sampler's probabilities, by temporal difference, or
+        uniformly. All clips get the same noise, so that the choice for one does not depend on its
+        batch. Raise InputError if there is no sampler.
         """
         config = self.config
         num_kept = round(keep * config.num_tokens)
         if not 0 < num_kept <= config.num_tokens:
             raise InputError(
-                f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at most 1"
+                f"keep is {keep}, {num_kept} of {config.num_tokens} tokens: must be above 0 and at"
+                " most 1"
             )
         clip = prepare_clip(clip, config)
-        masking = (
-            self.token_sampler if by == "adaptive" else make_masking(replace(config, masking=by))
-        )
+        masking: MaskingStrategy | None
+        if by == "adaptive":
+            masking = self.token_sampler
+        else:
+            masking = make_masking(replace(config, masking=by))
         if masking is None:
             raise InputError(
-                "these weights have no token sampler to select tokens by: take those of a pre-training with"
-                " model.masking=adaptive, or choose random or motion"
+                "these weights have no token sampler to select tokens by: take those of a"
+                " pre-training with model.masking=adaptive, or choose random or motion"
             )
-        logits = masking.logits(clip, self.tokenizer(clip) if masking.needs_tokens else None)
+        tokens = self.tokenizer(clip) if masking.needs_tokens else None
+        logits = masking.logits(clip, tokens)
         zero = as_scalar("seed", 0, logits)
-        return (
-            (logits + gumbel(zero, zero, 1, config.num_tokens)).topk(num_kept).indices.sort().values
-        )
+        # A row of noise for all clips.
+        noise = gumbel(zero, zero, 1, config.num_tokens)
+        ids = (logits + noise).topk(num_kept).indices
+        return ids.sort().values
 
 
 class EncoderModel(Protocol):
+    """What `encode` asks for: AdaMAE, VideoEncoder and the classifiers have it."""
+
     config: ModelConfig
     tokenizer: Tokenizer
     encoder: Encoder
@@ -115,7 +129,7 @@ def encode(model: EncoderModel, clip: Clip, ids: Int[Tensor, "B K"] | None = Non
     """Encode the whole clip, nothing masked, or only the tokens at `ids`."""
     clip = prepare_clip(clip, model.config)
     positions = model.encoder.positions
-    tokens = model.encoder(
-        model.tokenizer(clip, ids) + (positions if ids is None else positions[ids])
-    )
+    if ids is not None:
+        positions = positions[ids]
+    tokens = model.encoder(model.tokenizer(clip, ids) + positions)
     return Features(tokens.mean(dim=1), tokens)

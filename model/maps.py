@@ -1,4 +1,7 @@
-"""Masks, reconstructions, errors and probabilities as maps over space and time, for figures, reports and notebooks."""
+"""Masks, reconstructions, errors and probabilities as maps over space and time.
+
+For figures, reports and notebooks.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from adamae.common.errors import InputError
@@ -16,21 +19,27 @@ from adamae.model.adamae import AdaMAE, Output
 from adamae.model.channels import Clip, prepare_clip
 from adamae.model.config import Grid, ModelConfig
 
-EPSILON = 1e-6  # added to a patch's standard deviation, as in the target
+# Added to a patch's standard deviation, as in the target.
+EPSILON = 1e-6
 
 
 class Maps(NamedTuple):
-    """t, h, w: positions in the token grid."""
+    """Maps of B clips; t, h and w count the tokens of the grid."""
 
+    # What the model sees of the clips.
     frames: Clip
     # Visible patches as they are, masked ones as predicted; None where the model predicts features.
     reconstruction: Clip | None
-    # The same with patch statistics interpolated from visible patches; None where the model predicts raw pixels, too.
+    # The same with patch statistics interpolated from visible patches; None where the model
+    # predicts raw pixels, too.
     visible_stats: Clip | None
-    error: Float[Tensor, "B t h w"]  # reconstruction loss of masked tokens; NaN where visible
-    probability: Float[Tensor, "B t h w"] | None  # None where tokens have none of their own
+    # Reconstruction loss of masked tokens; NaN where visible.
+    error: Float[Tensor, "B t h w"]
+    # Sampling probability; None where tokens have none of their own.
+    probability: Float[Tensor, "B t h w"] | None
     is_masked: Bool[Tensor, "B t h w"]
-    features: Float[Tensor, "B t h w D"]  # of the encoder, on the whole clip
+    # The encoder's, of the whole clip.
+    features: Float[Tensor, "B t h w D"]
 
 
 @contextmanager
@@ -41,38 +50,47 @@ def explain_bad_logits() -> Iterator[None]:
     except RuntimeError as error:
         if LOGITS_NOT_FINITE not in str(error):
             raise
-        said = "the sampler's logits are not finite: these weights are damaged, or from a run that diverged"
-        raise InputError(said) from error
+        raise InputError(
+            "the sampler's logits are not finite: these weights are damaged, or from a run that"
+            " diverged"
+        ) from error
 
 
 @explain_bad_logits()
 @torch.no_grad()
 def reconstruct(model: AdaMAE, clip: Clip, seed: int = 0) -> Maps:
-    """Mask `clip` and predict the masked tokens.
+    """Mask clips, predict the masked tokens, and encode the whole clips.
 
-    A model that predicts normalized patches knows neither their brightness nor their contrast. `reconstruction` takes
-    both from the masked patch itself (standard practice), so colors are correct even for an untrained model;
-    `visible_stats` interpolates them from the visible patches.
+    A model that predicts normalized patches knows neither their brightness nor their contrast.
+    `reconstruction` takes both from the masked patch itself (standard practice), so colors are
+    correct even for an untrained model; `visible_stats` interpolates them from the visible patches.
+    Raise InputError if the token sampler's logits are not finite.
     """
-    config, was_training = model.config, model.training
+    config = model.config
+    was_training = model.training
     try:
         output = model.eval()(clip, seed, 0)
         features = model.encode(clip).tokens
     finally:
         model.train(was_training)
-    clip, visible, masked = prepare_clip(clip, config), output.visible_ids, output.masked_ids
-    errors = output.loss_per_token
-    error = errors.new_full((len(clip), config.num_tokens), torch.nan).scatter(1, masked, errors)
-    is_masked = torch.ones_like(error, dtype=torch.bool).scatter(1, visible, False)
-    shown = _reconstruct_pixels(clip, output, config) if model.target.is_pixels else (None, None)
+    clip = prepare_clip(clip, config)
+    losses = output.loss_per_token
+    error = losses.new_full((len(clip), config.num_tokens), torch.nan)
+    error = error.scatter(1, output.masked_ids, losses)
+    is_masked = torch.ones_like(error, dtype=torch.bool).scatter(1, output.visible_ids, False)
+    probability = None
+    if output.log_probs is not None:
+        probability = output.log_probs.exp().unflatten(1, config.grid)
+    reconstruction = None
+    visible_stats = None
+    if model.target.is_pixels:
+        reconstruction, visible_stats = _reconstruct_pixels(clip, output, config)
     return Maps(
         frames=clip,
-        reconstruction=shown[0],
-        visible_stats=shown[1],
+        reconstruction=reconstruction,
+        visible_stats=visible_stats,
         error=error.unflatten(1, config.grid),
-        probability=None
-        if output.log_probs is None
-        else output.log_probs.exp().unflatten(1, config.grid),
+        probability=probability,
         is_masked=is_masked.unflatten(1, config.grid),
         features=features.unflatten(1, config.grid),
     )
@@ -82,35 +100,51 @@ def _reconstruct_pixels(
     clip: Clip, output: Output, config: ModelConfig
 ) -> tuple[Clip, Clip | None]:
     """Return `Maps.reconstruction` and `Maps.visible_stats`."""
-    (t, h, w), patch = config.grid, config.patch_size
-    patches = gather_patches(clip, None, config.tubelet_size, patch)
-    visible, masked = output.visible_ids[..., None], output.masked_ids[..., None]
+    patches = gather_patches(clip, None, config.tubelet_size, config.patch_size)
     pred = output.pred.float().unflatten(-1, (-1, config.in_channels))
-
-    def fill_in(pred: Float[Tensor, "B M V C"]) -> Clip:
-        """Put predictions, in [0, 1], in place of the masked patches, and join the patches to a clip."""
-        pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
-        return rearrange(
-            patches.scatter(1, masked[..., None].expand_as(pixels), pixels),
-            "b (t h w) (pt ph pw) c -> b (t pt) (h ph) (w pw) c",
-            t=t,
-            h=h,
-            w=w,
-            ph=patch,
-            pw=patch,
-        )
-
     if not config.normalize_target:
-        return fill_in(pred), None
+        return _fill_in(pred, patches, output.masked_ids, config), None
     pixels = patches.float() / 255
+    # Of all patches, [B, N, 2 C]: the mean of each channel, then its deviation.
     statistics = torch.cat((pixels.mean(dim=2), pixels.std(dim=2) + EPSILON), dim=2)
-    known = statistics.take_along_dim(visible, dim=1)
-    near = interpolate_from_visible(known, output.visible_ids, output.masked_ids, config.grid)
-    (mean, std), (near_mean, near_std) = (
-        values.unsqueeze(2).chunk(2, dim=3)
-        for values in (statistics.take_along_dim(masked, dim=1), near)
+    visible = statistics.take_along_dim(output.visible_ids[..., None], dim=1)
+    masked = statistics.take_along_dim(output.masked_ids[..., None], dim=1)
+    interpolated = interpolate_from_visible(
+        visible, output.visible_ids, output.masked_ids, config.grid
     )
-    return fill_in(pred * std + mean), fill_in(pred * near_std + near_mean)
+    return (
+        _fill_in(_denormalize(pred, masked), patches, output.masked_ids, config),
+        _fill_in(_denormalize(pred, interpolated), patches, output.masked_ids, config),
+    )
+
+
+def _denormalize(
+    pred: Float[Tensor, "B M V C"], statistics: Float[Tensor, "B M 2C"]
+) -> Float[Tensor, "B M V C"]:
+    """Give normalized patches of V pixels the mean and the deviation that `statistics` hold."""
+    mean, std = statistics.unsqueeze(2).chunk(2, dim=3)
+    return pred * std + mean
+
+
+def _fill_in(
+    pred: Float[Tensor, "B M V C"],
+    patches: UInt8[Tensor, "B N V C"],
+    masked_ids: Int[Tensor, "B M"],
+    config: ModelConfig,
+) -> Clip:
+    """Replace the masked patches by predictions, in [0, 1], and join all patches to a clip."""
+    pixels = (pred * 255).round().clamp(0, 255).to(torch.uint8)
+    index = masked_ids[..., None, None].expand_as(pixels)
+    t, h, w = config.grid
+    return rearrange(
+        patches.scatter(1, index, pixels),
+        "b (t h w) (pt ph pw) c -> b (t pt) (h ph) (w pw) c",
+        t=t,
+        h=h,
+        w=w,
+        ph=config.patch_size,
+        pw=config.patch_size,
+    )
 
 
 def interpolate_from_visible(
@@ -119,9 +153,13 @@ def interpolate_from_visible(
     masked_ids: Int[Tensor, "B M"],
     grid: Grid,
 ) -> Float[Tensor, "B M C"]:
-    """Interpolate by the inverse of the squared distance in the token grid (Shepard 1968)."""
-    places = torch.cartesian_prod(*map(torch.arange, grid)).float().to(values.device)
-    weights = torch.cdist(places[masked_ids], places[visible_ids]).pow(
-        -2
-    )  # no distance is 0: no token is both
+    """Interpolate by the inverse of the squared distance in the token grid (Shepard 1968).
+
+    Visible tokens at distances of 1 and 2 from a masked one have 4 / 5 and 1 / 5 of the weight.
+    """
+    t, h, w = grid
+    coordinates = torch.cartesian_prod(torch.arange(t), torch.arange(h), torch.arange(w))
+    coordinates = coordinates.float().to(values.device)
+    # No distance is 0: no token is both visible and masked.
+    weights = torch.cdist(coordinates[masked_ids], coordinates[visible_ids]).pow(-2)
     return weights @ values / weights.sum(dim=2, keepdim=True)

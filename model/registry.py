@@ -1,4 +1,4 @@
-"""What a configuration chooses from, and where it is: a new mask, target or decoder is a file and a line here.
+"""What a configuration chooses from: a new mask, target or decoder is a file and a line here.
 
 Classes are named, not imported: configurations and --help list the names without PyTorch.
 """
@@ -28,9 +28,10 @@ DECODERS = {
 
 
 def find_class(registry: dict[str, str], name: str) -> Any:
-    """Import and return the class that `name` stands for; raise InputError if the registry has no such line."""
+    """Import the class that `name` stands for; raise InputError if the registry has none."""
     if name not in registry:
+        names = ", ".join(registry)
         raise InputError(
-            f"{name!r} is none of {', '.join(registry)}: a new one needs a line in model/registry.py"
+            f"{name!r} is none of {names}: a new one needs a line in model/registry.py"
         )
     return resolve_name(registry[name])

@@ -29,7 +29,8 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 class FrozenTeacher(Protocol):
     """A function from clips to features, on a grid of tokens of its own."""
 
-    width: int  # of the features, D
+    # Of the features, D.
+    width: int
 
     def __call__(self, clip: Clip) -> Float[Tensor, "B t h w D"]: ...
 
@@ -37,16 +38,21 @@ class FrozenTeacher(Protocol):
 class Target(nn.Module):
     """Base class: a target sets `num_values` and defines `forward`."""
 
-    num_values: int  # to predict per token
-    is_pixels = False  # whether predictions can be shown
+    # To predict per token, P.
+    num_values: int
+    # Whether predictions can be shown.
+    is_pixels = False
 
     def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
         super().__init__()
         self.config = config
 
     def prepare(self, clip: Clip) -> Tensor:
-        """Make what `forward` compares predictions with; called before the tokens are made, so that what it takes is
-        free again when activations are kept."""
+        """Make what `forward` compares predictions with.
+
+        Called before the tokens are made, so that the memory it takes is free again when
+        activations are kept.
+        """
         return clip
 
     def forward(
@@ -57,14 +63,18 @@ class Target(nn.Module):
 
 
 def make_target(config: ModelConfig, teacher: FrozenTeacher | None = None) -> Target:
-    """Make what model.target names; teacher: what `model.weights.teachers.make_teacher` makes of model.teacher."""
+    """Make the target that model.target names.
+
+    teacher: what `model.weights.teachers.make_teacher` makes of model.teacher.
+    """
     return find_class(TARGETS, config.target)(config, teacher)
 
 
 class PixelTarget(Target):
-    """The paper's (arXiv 2211.09120 §3.3): pixels in [0, 1], by default normalized per patch and channel.
+    """Pixels in [0, 1], by default normalized per patch and channel, as in the paper.
 
-    The targets are never stored: one kernel makes them from the uint8 clip where it compares them.
+    arXiv 2211.09120 §3.3. The targets are never stored: one kernel makes them from the uint8 clip
+    where it compares them.
     """
 
     is_pixels = True
@@ -91,11 +101,11 @@ class PixelTarget(Target):
 
 
 class MotionEnergyTarget(Target):
-    """Predicts the motion energy of the four quarters of a patch in each of its frames, standardized per clip.
+    """The motion energy of a patch's four quarters in each of its frames, standardized per clip.
 
-    It is log(1 + mean absolute change of a pixel to the next frame). Changes themselves are mostly noise: of those of a
-    patch, normalized, a tiny model predicts 9 % of the variance, of their energy 45 %
-    (docs/results.md#a-few-hundred-labeled-clips).
+    It is log(1 + mean absolute change of a pixel to the next frame). Changes themselves are mostly
+    noise: a tiny model predicts 9 % of the variance of a patch's normalized changes, and 45 % of
+    that of their energy (docs/results.md#a-few-hundred-labeled-clips).
     """
 
     def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
@@ -106,6 +116,7 @@ class MotionEnergyTarget(Target):
     def prepare(self, clip: Clip) -> Float[Tensor, "B N P"]:
         """Compute the energy of all tokens; the last frame's change is that of the one before."""
         if self.config.differences:
+            # The frames are differences already, as levels around that of no change.
             change = measure_change(clip, torch.full_like(clip, STILL))
         else:
             change = measure_change(clip[:, 1:], clip[:, :-1])
@@ -114,7 +125,8 @@ class MotionEnergyTarget(Target):
         energy = reduce(change, "b t (h y) (w x) -> b t h w", "sum", y=side, x=side).float()
         energy = (energy / (side**2 * clip.shape[4])).log1p()
         std, mean = torch.std_mean(energy, dim=(1, 2, 3), correction=0, keepdim=True)
-        energy = (energy - mean) / std.clamp_min(1e-3)  # a still clip has no energy to predict
+        # A still clip has no deviation, and its energy stays 0.
+        energy = (energy - mean) / std.clamp_min(1e-3)
         return rearrange(
             energy,
             "b (t p) (h y) (w x) -> b (t h w) (p y x)",
@@ -129,15 +141,19 @@ class MotionEnergyTarget(Target):
         pred: Float[Tensor, "B M P"],
         ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
-        residual = pred.float() - prepared.take_along_dim(ids[..., None], dim=1)
-        return (residual.square() if self.config.loss == "mse" else residual.abs()).mean(dim=2)
+        """Compute the mean squared or absolute error of each token, in fp32."""
+        target = prepared.take_along_dim(ids[..., None], dim=1)
+        residual = pred.float() - target
+        errors = residual.square() if self.config.loss == "mse" else residual.abs()
+        return errors.mean(dim=2)
 
 
 class TeacherTarget(Target):
-    """Features that a frozen teacher makes of the whole clip, by default normalized per token, as MVD (arXiv
-    2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict them.
+    """Features that a frozen teacher makes of the whole clip, by default normalized per token.
 
-    The teacher is a function, not a submodule: it is neither trained nor saved, averaged or compiled with the model.
+    MVD (arXiv 2212.04500), SALT (arXiv 2509.24317) and TrackMAE predict such features. The teacher
+    is a function, not a submodule: it is neither trained nor saved, averaged or compiled with the
+    model.
     """
 
     def __init__(self, config: ModelConfig, teacher: FrozenTeacher | None = None) -> None:
@@ -145,7 +161,8 @@ class TeacherTarget(Target):
         super().__init__(config, teacher)
         if teacher is None:
             raise InputError(
-                "model.target=teacher needs a teacher: make it by model.weights.teachers.make_teacher"
+                "model.target=teacher needs a teacher: make it by"
+                " model.weights.teachers.make_teacher"
             )
         self.num_values = teacher.width
         self.teacher = teacher
@@ -161,22 +178,29 @@ class TeacherTarget(Target):
         pred: Float[Tensor, "B M D"],
         ids: Int[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
+        """Compute the error of each token's features, in fp32."""
         with torch.autocast(pred.device.type, enabled=False):
+            pred = pred.float()
             target = prepared.take_along_dim(ids[..., None], dim=1).float()
             if self.config.normalize_target:
                 target = F.layer_norm(target, target.shape[-1:])
             if self.config.loss == "cosine":
-                return 1 - F.cosine_similarity(pred.float(), target, dim=-1)
-            return LOSSES[self.config.loss](pred.float(), target, reduction="none").mean(dim=-1)
+                return 1 - F.cosine_similarity(pred, target, dim=-1)
+            errors = LOSSES[self.config.loss](pred, target, reduction="none")
+            return errors.mean(dim=-1)
 
 
 def fit_to_grid(features: Float[Tensor, "B t h w D"], grid: Grid) -> Float[Tensor, "B N D"]:
-    """Average features over the tokens' cells where they are finer, and interpolate them where they are coarser."""
-    if features.shape[1:4] != grid:
-        volume = features.movedim(-1, 1)
-        t, h, w = map(min, features.shape[1:4], grid)
-        volume = F.adaptive_avg_pool3d(volume, (t, h, w))
-        if (t, h, w) != grid:
-            volume = F.interpolate(volume, size=grid, mode="trilinear", align_corners=False)
-        features = volume.movedim(1, -1)
-    return features.flatten(1, 3)
+    """Bring a teacher's features to the student's grid of tokens.
+
+    Along axes on which they are finer, they are averaged; along others they are interpolated: from
+    (8, 16, 16) to (16, 8, 8), first to (8, 8, 8).
+    """
+    t, h, w = features.shape[1:4]
+    if (t, h, w) == grid:
+        return features.flatten(1, 3)
+    coarser = (min(t, grid[0]), min(h, grid[1]), min(w, grid[2]))
+    volume = F.adaptive_avg_pool3d(features.movedim(-1, 1), coarser)
+    if coarser != grid:
+        volume = F.interpolate(volume, size=grid, mode="trilinear", align_corners=False)
+    return volume.movedim(1, -1).flatten(1, 3)

@@ -14,7 +14,7 @@ from adamae.model.config import Grid, ModelConfig
 
 
 class Tokenizer(nn.Module):
-    """A 3-D convolution with kernel = stride, as patchify and a matmul."""
+    """A 3-D convolution whose stride is its kernel's size, as patchify and a matmul."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,27 +24,40 @@ class Tokenizer(nn.Module):
 
     def forward(self, clip: Clip, ids: Int[Tensor, "B K"] | None = None) -> Float[Tensor, "B K D"]:
         """Embed the tokens at `ids`, or all N of them in (t, h, w) order."""
-        dtype = autocast_dtype(
-            clip, self.projection.weight
-        )  # of the patches from the start: no fp32 copy of the clip
-        return self.projection(patchify(clip, ids, self.tubelet_size, self.patch_size, dtype))
+        # Patches have this dtype from the start, without an fp32 copy of the clip.
+        dtype = autocast_dtype(clip, self.projection.weight)
+        patches = patchify(clip, ids, self.tubelet_size, self.patch_size, dtype)
+        return self.projection(patches)
 
 
 def position_table(
     kind: Literal["flat-1d", "separable-3d"], grid: Grid, width: int
 ) -> Float[Tensor, "N D"]:
-    """Make fixed sine-cosine positions: of the flattened token index, or a third of the width for each axis."""
+    """Make fixed sine-cosine positions of the tokens of a grid.
+
+    flat-1d: of the flattened index. separable-3d: about a third of the channels for each axis,
+    which are 256 each of 768, and of 384 channels 128 each; time gets what a division by three
+    leaves.
+    """
     if kind == "flat-1d":
         return _sine_cosine(prod(grid), width)
+    # An even number: channels are pairs of a sine and a cosine.
     side_width = width // 6 * 2
-    widths = (width - 2 * side_width, side_width, side_width)
-    t, h, w = map(_sine_cosine, grid, widths)
-    axes = (t[:, None, None], h[None, :, None], w[None, None])
-    return torch.cat([axis.expand(*grid, -1) for axis in axes], dim=-1).flatten(0, 2)
+    time_width = width - 2 * side_width
+    num_t, num_h, num_w = grid
+    t = _sine_cosine(num_t, time_width)[:, None, None]
+    h = _sine_cosine(num_h, side_width)[None, :, None]
+    w = _sine_cosine(num_w, side_width)[None, None, :]
+    channels = [axis.expand(*grid, -1) for axis in (t, h, w)]
+    return torch.cat(channels, dim=-1).flatten(0, 2)
 
 
 def _sine_cosine(count: int, width: int) -> Float[Tensor, "N D"]:
-    """Make sines on even channels and cosines on odd ones, of the place over 10000^(2·pair/width)."""
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000 ** (pair / width)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
+    """Make positions 0 to count - 1 (Vaswani et al. 2017, arXiv 1706.03762 §3.5).
+
+    Channels 2i and 2i + 1 of position n are the sine and the cosine of n / 10000^(2i / width).
+    """
+    even_channels = torch.arange(0, width, 2, dtype=torch.float64)
+    positions = torch.arange(count, dtype=torch.float64)[:, None]
+    angles = positions / 10000 ** (even_channels / width)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()

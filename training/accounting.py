@@ -179,7 +179,7 @@ def _allocate(task: Pretraining) -> None:
     task.model.to_empty(device="cpu")
     teacher = getattr(task.model.target, "teacher", None)
     if isinstance(teacher, Teacher):
-        teacher.place(torch.device("cpu"))
+        teacher.move_to(torch.device("cpu"))
 
 
 def account(

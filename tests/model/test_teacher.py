@@ -193,7 +193,7 @@ def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(
     assert {value.dtype for value in encoder.buffers()} == {torch.float32}
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     assert (model.target.prepare(clip) - exact).abs().max() < 0.03 * exact.abs().max()
-    model.target.teacher.place(torch.device("meta"))
+    model.target.teacher.move_to(torch.device("meta"))
     assert {value.device.type for value in encoder.state_dict().values()} == {"meta"}
 
 
