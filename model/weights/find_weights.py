@@ -5,7 +5,8 @@ from pathlib import Path
 from adamae.common.errors import InputError
 from adamae.model.weights.hub import find_model
 
-# Averaged weights (EMA) go before those that were trained, and a classifier or whole model before an encoder.
+# Averaged weights (EMA) go before those that were trained, and a classifier or whole model before
+# an encoder.
 FILE_NAMES = (
     "average.safetensors",
     "model.safetensors",
@@ -15,9 +16,9 @@ FILE_NAMES = (
 
 
 def find_file(path: str | Path) -> Path:
-    """Return the file of weights at `path`: of a run, the newest; averaged weights (EMA) where there are some.
+    """Return the file of weights at `path`: a file, or in a folder or run the newest one.
 
-    Raise InputError if there is none.
+    Averaged weights (EMA) go first where there are some. Raise InputError if there is none.
     """
     path = find_model(path)
     if path.is_file():
@@ -37,10 +38,11 @@ def find_file(path: str | Path) -> Path:
 def run_of(file: Path) -> Path | None:
     """Return the run directory that a file of weights is in, None if it is in none.
 
-    Both RUN/model.safetensors and RUN/checkpoints/step-00000100/model.safetensors are in RUN, which has a config.yaml.
+    RUN/model.safetensors and RUN/checkpoints/step-00000100/model.safetensors are in RUN, which has
+    a config.yaml.
     """
     folder = file.absolute().parent
-    for candidate in (folder, *folder.parents[1:2]):
+    for candidate in (folder, folder.parent.parent):
         if (candidate / "config.yaml").is_file():
             return candidate
     return None

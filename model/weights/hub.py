@@ -1,49 +1,59 @@
-"""Models on the Hugging Face Hub, by huggingface_hub: its cache, its login, its HF_ENDPOINT and HF_HUB_OFFLINE."""
+"""Models on the Hugging Face Hub.
+
+By huggingface_hub, with its cache, its login, and its variables HF_ENDPOINT and HF_HUB_OFFLINE.
+"""
 
 import re
 from pathlib import Path
 
 from adamae.common.errors import InputError
 
-NAME = re.compile(
-    r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?"
-)  # user/name, perhaps of a revision
-TIMM_FILE = "timm.safetensors"  # of the repositories that `push_folder` writes
+# user/name, perhaps with a revision.
+NAME = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+# In repositories that `push_folder` writes, the same encoder once more, for timm.
+TIMM_FILE = "timm.safetensors"
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the path `name`; a string that is none, such as `user/name` or `hf://user/name@revision`, is a model of
-    the Hub, which is downloaded, or taken from its cache. Raise InputError where there is no such model."""
-    match = NAME.fullmatch(name) if isinstance(name, str) and not Path(name).exists() else None
-    return Path(name) if match is None else _download(*match.groups())
+    """Return a path as it is, and for a model of the Hub the folder in which its files are.
+
+    A model is a string that is no path here, such as `user/name` or `hf://user/name@revision`. It
+    is downloaded, or taken from the cache. Raise InputError if there is no such model.
+    """
+    if isinstance(name, Path) or Path(name).exists():
+        return Path(name)
+    match = NAME.fullmatch(name)
+    if match is None:
+        return Path(name)
+    repo, revision = match.groups()
+    return _download(repo, revision)
 
 
 def _download(repo: str, revision: str | None) -> Path:
+    """Download weights and what describes them; raise InputError if there are none."""
     from huggingface_hub import errors, snapshot_download
 
+    name = f"{repo}@{revision}" if revision else repo
     try:
-        for kind in ("*.safetensors", "*.bin"):  # the second where there is none of the first
-            wanted = [kind, "*.json", "*.yaml"]
+        # PyTorch's files only where there are no safetensors.
+        for kind in ("*.safetensors", "*.bin"):
             folder = snapshot_download(
-                repo, revision=revision, allow_patterns=wanted, ignore_patterns=[TIMM_FILE]
+                repo,
+                revision=revision,
+                allow_patterns=[kind, "*.json", "*.yaml"],
+                ignore_patterns=[TIMM_FILE],
             )
             if any(Path(folder).rglob(kind)):
                 return Path(folder)
-    except (
-        errors.LocalEntryNotFoundError,
-        errors.HfHubHTTPError,
-        errors.HFValidationError,
-    ) as error:
-        said, remedy = "you may read", "log in with `hf auth login`"
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            said, remedy = (
-                "is in its cache, and it cannot be reached",
-                "connect to the network once",
-            )
-        name = f"{repo}@{revision}" if revision else repo
+    except errors.LocalEntryNotFoundError as error:
         raise InputError(
-            f"{name} is neither a path here nor a model on the Hugging Face Hub that {said}: check the name, or"
-            f" {remedy}"
+            f"{name} is neither a path here nor a model on the Hugging Face Hub that is in its"
+            " cache, and it cannot be reached: check the name, or connect to the network once"
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise InputError(
+            f"{name} is neither a path here nor a model on the Hugging Face Hub that you may read:"
+            " check the name, or log in with `hf auth login`"
         ) from error
     raise InputError(
         f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model"
@@ -51,7 +61,10 @@ def _download(repo: str, revision: str | None) -> Path:
 
 
 def push_folder(folder: Path, repo: str) -> None:
-    """Upload a folder as the model `user/name`, which is made if there is none. Raise InputError where that fails."""
+    """Upload a folder as the model `user/name`, which is made if there is none.
+
+    Raise InputError if that fails.
+    """
     from huggingface_hub import HfApi, errors
 
     api = HfApi()
@@ -61,6 +74,6 @@ def push_folder(folder: Path, repo: str) -> None:
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise InputError(
-            f"{repo} cannot be written on the Hugging Face Hub ({reason}): give user/name, and log in with"
-            " `hf auth login`"
+            f"{repo} cannot be written on the Hugging Face Hub ({reason}): give user/name, and log"
+            " in with `hf auth login`"
         ) from error

@@ -1,4 +1,4 @@
-"""Loads weights and configuration from a run, a checkpoint, an export, or another project's checkpoint."""
+"""Loads weights and configuration from a run, a checkpoint, an export, or another project."""
 
 import json
 from dataclasses import asdict, replace
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
@@ -27,26 +28,33 @@ from adamae.model.weights.tensor_files import (
 
 
 class Weights(NamedTuple):
+    """Weights in the layout of this project, and what is known of their model."""
+
     state: StateDict
     config: ModelConfig
-    classes: list[str]  # a classifier's, by id; [] where the file does not say them
-    multi_label: bool = False  # whether it decides about each class by itself
-    assumed: tuple[str, ...] = ()  # the fields of config that nothing says
+    # A classifier's, by id; [] where the file does not name them.
+    classes: list[str]
+    # Whether a classifier decides about each class by itself.
+    multi_label: bool = False
+    # The fields of config that nothing describes.
+    assumed: tuple[str, ...] = ()
 
 
 def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None) -> Weights:
-    """Load the weights at `path`, in the layout of this project, and the configuration of their model, on the CPU.
+    """Load weights, on the CPU, with the configuration of their model.
 
-    path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch file written here or
-    by the authors, of VideoMAE or of Hugging Face; as a string, also a model `user/name` of the Hub
-    (model.weights.hub). Where neither the file nor a config.yaml says what clips it is for, they are those of `like`,
-    if that has as many tokens, or of `num_frames` square frames. Raises InputError where there is no such model.
+    path: a run folder (its newest checkpoint), a checkpoint folder, or a safetensors or PyTorch
+    file written here or by the authors, of VideoMAE or of Hugging Face; as a string, also a model
+    `user/name` of the Hub (model.weights.hub). Where neither the file nor a config.yaml describes
+    the clips it is for, they are those of `like`, if that has as many tokens, or of `num_frames`
+    square frames. Raise InputError if there is no such model, or its files are damaged.
     """
     file = find_file(path)
     state, metadata = read_state_dict(file)
     state = to_own_layout(state, file)
     classes = read_json(metadata.get("classes", "[]"), file, list[str])
-    if classes and len(classes) != len(state.get("head.weight", classes)):
+    num_outputs = len(state.get("head.weight", classes))
+    if classes and len(classes) != num_outputs:
         raise InputError(
             f"{file} is damaged (it names {len(classes)} classes and has weights for others)"
         )
@@ -59,27 +67,34 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
 
 
 def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
-    """Raise InputError, with all that is wrong, unless these are all weights of a model of `config`."""
+    """Raise InputError, with all differences, unless these are the weights that `config` needs."""
+    model: nn.Module
+    # A model on the meta device takes no memory, and has the shapes that are asked for.
     with torch.device("meta"):
         if "head.weight" in state:
-            wanted = shapes(make_classifier(state, config).state_dict())
+            model = make_classifier(state, config)
         elif is_pretraining(state):
             masking = "adaptive" if select(state, "token_sampler.") else "random"
-            plain = replace(config, masking=masking, target="pixels", teacher="", loss="mse")
-            wanted = shapes(AdaMAE(plain).state_dict())
-        else:
-            wanted = shapes(
-                VideoEncoder(config, has_norm="encoder.norm.weight" in state).state_dict()
+            # A teacher is not needed here, and may be gone.
+            model = AdaMAE(
+                replace(config, masking=masking, target="pixels", teacher="", loss="mse")
             )
+        else:
+            model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
             state = select(state, ENCODER_PARTS)
-    if config.target != "pixels":  # a teacher may be gone, and is not needed for the encoder
-        wanted |= shapes(select(state, "decoder.head."))
-    check_keys(wanted, shapes(state), f"{file} is damaged or of another model")
+    expected = shapes(model.state_dict())
+    if config.target != "pixels":
+        # How many values it predicts is known to the target alone, whose head may have any shape
+        # here.
+        expected |= shapes(select(state, "decoder.head."))
+    check_keys(expected, shapes(state), f"{file} is damaged or of another model")
 
 
 def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -> None:
-    """Write weights atomically: as safetensors, with metadata, or where the name ends in .pth or .pt, in PyTorch's
-    format under the key `model`."""
+    """Write weights atomically, as safetensors with metadata, or in PyTorch's format (.pth, .pt).
+
+    The latter has them under the key `model`, and no metadata. Raise InputError for any other name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         if path.suffix == ".safetensors":
@@ -88,24 +103,27 @@ def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -
             save_pickle(partial, {"model": state})
         else:
             raise InputError(
-                f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or .pt"
+                f"{path} is not a file of weights: choose a name that ends in .safetensors, .pth or"
+                " .pt"
             )
 
 
-def make_metadata(config: ModelConfig, **known: Any) -> dict[str, str]:
-    """Make the metadata that is read from a file of weights, as JSON each.
+def make_metadata(config: ModelConfig, **facts: Any) -> dict[str, str]:
+    """Make the metadata of a file of weights, from which `load` reads: a JSON text for each name.
 
-    known: of a classifier `classes`, their names by id, `multi_label`, whether it decides about each by itself, and of
-    the best one of a run `scores`, with its step; of what leaves its run, `rate`, its `trained_rate`.
+    facts: of a classifier, `classes` (their names by id) and `multi_label` (whether it decides
+    about each by itself); of a run's best classifier, `scores`, with its step; of weights that
+    leave their run, `rate`, which is their `trained_rate`. What is empty or False is left out.
     """
-    described = {"model_config": asdict(config)} | {
-        name: value for name, value in known.items() if value
-    }
-    return {"format": "pt"} | {name: json.dumps(value) for name, value in described.items()}
+    metadata = {"format": "pt", "model_config": json.dumps(asdict(config))}
+    for name, value in facts.items():
+        if value:
+            metadata[name] = json.dumps(value)
+    return metadata
 
 
 def read_score(file: Path, name: str) -> float:
-    """Read the score at which a run's best classifier was saved; raises InputError where it is not there."""
+    """Read the score of a run's best classifier; raise InputError if there is none."""
     scores = read_json(read_metadata(file).get("scores", "{}"), file, dict[str, float])
     if name not in scores:
         raise InputError(f"{file} has no scores: remove it and re-run the command")

@@ -1,4 +1,4 @@
-"""Learns the configuration of a model: from its run, its file's metadata, or the shapes of its weights."""
+"""Learns a model's configuration from its run, its file's metadata, or the shapes of weights."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,21 @@ from adamae.model.weights.tensor_files import read_json, read_metadata, read_sha
 
 # The tubelet sizes that a patch's number of values is tried with, the usual ones first.
 TUBELETS = (2, 4, 1, 3, 8)
-# What the shapes of weights do not say, of a model with a decoder and of its clips.
+# What the shapes of weights do not tell about a model with a decoder, and about its clips.
 ASSUMED = ("masking", "mask_ratio", "num_frames", "image_size", "positions")
-# ModelConfig's names -> those in the config.json of a VideoMAE.
+# What a model is for, as far as weights of the same shapes may differ in it.
+CLIP_OPTIONS = (
+    "num_frames",
+    "image_size",
+    "tubelet_size",
+    "patch_size",
+    "in_channels",
+    "differences",
+    "positions",
+    "masking",
+    "mask_ratio",
+)
+# From ModelConfig's names to those in the config.json of a VideoMAE.
 HUGGINGFACE_KEYS = {
     "encoder_width": "hidden_size",
     "encoder_depth": "num_hidden_layers",
@@ -39,17 +51,20 @@ HUGGINGFACE_KEYS = {
 
 
 class Description(NamedTuple):
+    """A model's configuration, and how much of it is an assumption."""
+
     config: ModelConfig
-    assumed: tuple[str, ...] = ()  # the fields of config that nothing says
+    # The fields of config that nothing describes.
+    assumed: tuple[str, ...] = ()
 
 
 def read_config(
     path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
 ) -> ModelConfig:
-    """Read the configuration of the model at `path`, which pretrained.load would return, without reading its weights.
+    """Read the configuration that pretrained.load would return, without reading weights.
 
-    Where nothing describes the model, names and shapes of its tensors are read, not their numbers. Raise InputError if
-    there is no such model.
+    Where nothing describes the model, names and shapes of its tensors are read, not their numbers.
+    Raise InputError if there is no such model.
     """
     file = find_file(path)
     metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
@@ -60,12 +75,13 @@ def read_config(
 
 
 def read_description(file: Path, metadata: Mapping[str, str]) -> Description | None:
-    """Read what describes the model of a file of weights: its metadata, its run's config.yaml, or the config.json of a
-    VideoMAE beside it. None if nothing does."""
+    """Read what describes the model of a file of weights, or return None if nothing does.
+
+    This is its metadata, its run's config.yaml, or the config.json of a VideoMAE beside it.
+    """
     if "model_config" in metadata:
-        return Description(
-            _parse_config(read_json(metadata["model_config"], file, dict[str, Any]), file)
-        )
+        values = read_json(metadata["model_config"], file, dict[str, Any])
+        return Description(_parse_config(values, file))
     run = run_of(file)
     if run is not None:
         return Description(config_of_run(run))
@@ -93,7 +109,10 @@ def config_of_run(run: Path) -> ModelConfig:
 
 
 def trained_rate(path: Path) -> dict[str, Any]:
-    """Read data.frame_stride or data.fps of a run or an export of one, by name; a stride of 4 of anything else."""
+    """Read data.frame_stride or data.fps, by name, of a run or an export of one.
+
+    Weights of other projects have a frame_stride of 4. Raise InputError if it cannot be read.
+    """
     file = find_file(path)
     run = run_of(file)
     if run is not None:
@@ -110,8 +129,10 @@ def trained_rate(path: Path) -> dict[str, Any]:
 
 
 def _read_huggingface(file: Path) -> ModelConfig | None:
-    """Read the config.json that describes a VideoMAE of transformers; None if there is none, or it is of another
-    model. Raise InputError if a key is missing."""
+    """Read a config.json of transformers; return None if there is none, or it is no VideoMAE's.
+
+    Raise InputError if a key is missing.
+    """
     if not file.is_file():
         return None
     described = {"num_channels": 3} | read_json(file, file, dict[str, Any])
@@ -125,7 +146,10 @@ def _read_huggingface(file: Path) -> ModelConfig | None:
 
 
 def _parse_config(values: dict[str, Any], where: Path) -> ModelConfig:
-    """Check key by key, as a configuration from the command line. Raise InputError if one does not fit."""
+    """Make a configuration of values by name, checked key by key as from the command line.
+
+    Raise InputError if one does not fit.
+    """
     try:
         unknown = values.keys() - {field.name for field in fields(ModelConfig)}
         if unknown:
@@ -138,17 +162,22 @@ def _parse_config(values: dict[str, Any], where: Path) -> ModelConfig:
 def infer_config(
     state_dict: StateDict, num_frames: int = 16, like: ModelConfig | None = None
 ) -> ModelConfig:
-    """Infer the configuration: widths and depths from names and shapes, with defaults where a tensor is missing.
+    """Infer a configuration from names and shapes, with defaults where a tensor is missing.
 
-    Numbers of heads are not in the weights: they are those of the size with these widths, else of `like` with these
-    widths, else one for 64 channels. Nor is the clip shape: it is that of `like` if that makes as many tokens of it,
-    else `num_frames` square frames.
+    Numbers of heads are not in the weights: they are those of the size with these widths, else of
+    `like` with these widths, else one for 64 channels. Nor is the clip shape: it is that of `like`
+    if that makes as many tokens of it, else `num_frames` square frames. Raise InputError if patches
+    or token frames are not square.
     """
     encoder = _infer_blocks(state_dict, "encoder", 768, like)
     decoder = _infer_blocks(state_dict, "decoder", 384, like)
-    adaptive = any(name.startswith("token_sampler.") for name in state_dict)
-    values = state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
-    tubelet_size, patch_size, in_channels = _factor_patch(values)
+    is_adaptive = any(name.startswith("token_sampler.") for name in state_dict)
+    # 1,536 values are a tubelet of 2 frames, 16 × 16 pixels and 3 channels.
+    num_values = state_dict[TOKENIZER].shape[-1] if TOKENIZER in state_dict else 1536
+    tubelet_size, patch_size, in_channels = _factor_patch(num_values)
+    sampler_width = _count_rows(
+        state_dict, "token_sampler.projection.weight", encoder["encoder_width"]
+    )
     num_tokens = _count_rows(state_dict, LEARNED_POSITIONS, 0)
     config = ModelConfig(
         **encoder,
@@ -158,37 +187,35 @@ def infer_config(
         in_channels=in_channels,
         num_frames=num_frames,
         image_size=14 * patch_size,
-        masking="adaptive" if adaptive else "tube",
-        mask_ratio=0.95 if adaptive else 0.9,
+        # Adaptive masking and its ratio are the authors', the others VideoMAE's.
+        masking="adaptive" if is_adaptive else "tube",
+        mask_ratio=0.95 if is_adaptive else 0.9,
         sampler="mlp" if "token_sampler.body.0.weight" in state_dict else "mha",
         sampler_depth=_count_children(state_dict, "token_sampler.body."),
-        sampler_width=_count_rows(
-            state_dict, "token_sampler.projection.weight", encoder["encoder_width"]
-        ),
+        sampler_width=sampler_width,
     )
-    if like is not None and like.patch_values == values and num_tokens in (0, like.num_tokens):
-        patches = ("tubelet_size", "patch_size", "in_channels")
-        names = (
-            "num_frames",
-            "image_size",
-            *patches,
-            "differences",
-            "positions",
-            "masking",
-            "mask_ratio",
-        )
-        return replace(config, **{name: getattr(like, name) for name in names})
+    # Without a sampler's positions (0), nothing tells how many tokens a clip has.
+    if like is not None and like.patch_values == num_values and num_tokens in (0, like.num_tokens):
+        return replace(config, **{name: getattr(like, name) for name in CLIP_OPTIONS})
     if num_tokens == 0:
         return config
+    return replace(config, image_size=_infer_image_size(config, num_tokens))
+
+
+def _infer_image_size(config: ModelConfig, num_tokens: int) -> int:
+    """Return the side of square frames of which `num_frames` have so many tokens: 224 for 1,568.
+
+    Raise InputError if there is none.
+    """
     token_frames = config.grid[0]
     side = math.isqrt(num_tokens // token_frames)
     if token_frames * side**2 != num_tokens:
         raise InputError(
-            f"these weights are for {num_tokens} tokens, which are not {token_frames} square token frames:"
-            f" give the number of frames they were trained with (now {num_frames}); `python export.py import` writes it"
-            " into its output"
+            f"these weights are for {num_tokens} tokens, which are not {token_frames} square token"
+            " frames: give the number of frames they were trained with (now"
+            f" {config.num_frames}); `python export.py import` writes it into its output"
         )
-    return replace(config, image_size=side * patch_size)
+    return side * config.patch_size
 
 
 def _infer_blocks(
@@ -208,11 +235,12 @@ def _infer_blocks(
 
 
 def _count_rows(state_dict: StateDict, name: str, default: int) -> int:
+    """Return the first dimension of a tensor, or `default` if there is none of this name."""
     return state_dict[name].shape[0] if name in state_dict else default
 
 
 def _count_children(state_dict: StateDict, prefix: str) -> int:
-    """Count the modules in a list, such as `encoder.blocks.`; 1 if there is none."""
+    """Count the modules of a list, such as `encoder.blocks.`; return 1 if there is none."""
     numbers = {
         name.removeprefix(prefix).split(".")[0] for name in state_dict if name.startswith(prefix)
     }
@@ -220,14 +248,16 @@ def _count_children(state_dict: StateDict, prefix: str) -> int:
 
 
 def _factor_patch(num_values: int) -> tuple[int, int, int]:
-    """Find tubelet size, patch size and channels of `num_values`: RGB and the usual tubelets first, then grayscale.
+    """Find tubelet size, patch size and channels of a patch of `num_values`.
 
-    1,536 values are a tubelet of 2 frames, 16 × 16 pixels and 3 channels. Raise InputError if they are no square patch.
+    RGB and the usual tubelets are tried first, then grayscale: 1,536 values are a tubelet of 2
+    frames, 16 × 16 pixels and 3 channels. Raise InputError if they are no square patch.
     """
     for channels, tubelet_size in product((3, 1), TUBELETS):
         side = math.isqrt(num_values // (channels * tubelet_size))
         if side > 0 and channels * tubelet_size * side**2 == num_values:
             return tubelet_size, side, channels
     raise InputError(
-        f"these weights are for patches of {num_values} values: those are no square patches, RGB or gray"
+        f"these weights are for patches of {num_values} values: those are no square patches, RGB or"
+        " gray"
     )

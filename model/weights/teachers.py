@@ -1,5 +1,7 @@
-"""Frozen encoders as teachers: of runs and files of weights, and image encoders of timm, from local folders. Nothing is
-downloaded, and no code in a folder is run."""
+"""Frozen encoders as teachers: of runs and files of weights, and image encoders of timm.
+
+They are read from local folders. Nothing is downloaded, and no code in a folder is run.
+"""
 
 import hashlib
 import math
@@ -25,38 +27,34 @@ from adamae.model.weights.tensor_files import read_json
 class Teacher:
     """A frozen encoder, called like a function.
 
-    It is no nn.Module, so that a model that learns from it does not hold its weights. They move to where the clips are;
-    parameters are kept in bf16 where the device multiplies bf16.
+    It is no nn.Module, so that a model that learns from it does not hold its weights. These move to
+    where the clips are; parameters are kept in bf16 where the device multiplies bf16.
     """
 
     def __init__(self, encoder: "VideoTeacher | ImageTeacher") -> None:
         self.encoder = encoder.eval()
         self.width = encoder.width
-        self.place(next(encoder.parameters()).device)
+        self.move_to(next(encoder.parameters()).device)
 
     @torch.no_grad()
     def __call__(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
         """Compute the features of clips, in fp32 or bf16, on the teacher's own grid."""
         if clip.device != self.device:
-            self.place(clip.device)
-        with torch.autocast(clip.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            self.move_to(clip.device)
+        is_bf16 = self.dtype == torch.bfloat16
+        with torch.autocast(clip.device.type, torch.bfloat16, enabled=is_bf16):
             return self.encoder(clip)
 
-    def place(self, device: torch.device) -> None:
-        """Move the encoder to a device, with parameters of the type that is multiplied there.
-
-        Buffers stay in fp32: added positions make the residual stream fp32 too.
-        """
+    def move_to(self, device: torch.device) -> None:
+        """Move the encoder to a device, with parameters of the type that is multiplied there."""
         self.device = device
         is_bf16 = devices.choose_precision(device, "bf16") == "bf16"
         self.dtype = torch.bfloat16 if is_bf16 else torch.float32
         for module in self.encoder.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                setattr(
-                    module,
-                    name,
-                    nn.Parameter(parameter.to(device, self.dtype), requires_grad=False),
-                )
+                moved = parameter.to(device, self.dtype)
+                setattr(module, name, nn.Parameter(moved, requires_grad=False))
+        # Buffers stay in fp32: added positions make the residual stream fp32 too.
         self.encoder.to(device)
 
 
@@ -64,32 +62,41 @@ class VideoTeacher(nn.Module):
     """Tokenizer and encoder of a run or file, on whole clips."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Raise InputError where it was trained on clips of another shape."""
+        """Load the encoder; raise InputError if it was trained on clips of another shape."""
         super().__init__()
         state, trained, *_ = pretrained.load(Path(config.teacher), config.num_frames)
         for key in ("num_frames", "image_size", "in_channels"):
-            wanted, given = getattr(config, key), getattr(trained, key)
-            if wanted != given:
+            student_value = getattr(config, key)
+            teacher_value = getattr(trained, key)
+            if student_value != teacher_value:
                 raise InputError(
-                    f"it takes clips of {key} {given}, and model.{key} is {wanted}: make them equal"
+                    f"it takes clips of {key} {teacher_value}, and model.{key} is {student_value}:"
+                    " make them equal"
                 )
         self.encoder = VideoEncoder(trained, has_norm="encoder.norm.weight" in state)
         self.width = trained.dimensions.encoder_width
         if not _is_structure_only():
-            self.encoder.load_state_dict({name: state[name] for name in self.encoder.state_dict()})
+            # Without the decoder, of a pre-training.
+            weights = {name: state[name] for name in self.encoder.state_dict()}
+            self.encoder.load_state_dict(weights)
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
+        """Encode clips on the encoder's grid of tokens."""
         return self.encoder(clip).tokens.unflatten(1, self.encoder.config.grid)
 
 
 class ImageTeacher(nn.Module):
-    """Any image encoder of timm, from a folder as `huggingface_hub` downloads it, on the first frame of every token
-    frame (as MVD's image teacher, arXiv 2212.04500)."""
+    """Any image encoder of timm, on the first frame of every token frame.
+
+    As MVD's image teacher, arXiv 2212.04500. Its folder is one as `huggingface_hub` downloads it.
+    """
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
+        """Load the encoder; raise InputError if it does not take the clips or gives no grid."""
+        # timm takes seconds to import, and few runs have a teacher.
         import timm
 
         super().__init__()
@@ -101,17 +108,18 @@ class ImageTeacher(nn.Module):
         self.encoder: Any = timm.create_model(
             name_in_timm, pretrained=not _is_structure_only(), num_classes=0, **size
         )
-        known: Any = self.encoder.pretrained_cfg
-        self.size = (side, side) if side else tuple(known["input_size"][1:])
+        trained: Any = self.encoder.pretrained_cfg
+        self.size = (side, side) if side else tuple(trained["input_size"][1:])
         self.tubelet_size = config.tubelet_size
         for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(known[name]).view(3, 1, 1))
+            self.register_buffer(name, torch.tensor(trained[name]).view(3, 1, 1))
         self.width = self._measure_width(name_in_timm, size)
 
     def _measure_width(self, name: str, size: dict[str, Any]) -> int:
-        """Return the width of the features. Raise InputError if the encoder does not take such images or gives no grid.
+        """Return the width of the features.
 
-        A copy without memory computes a black image, which takes no time.
+        A copy without memory computes a black image, which takes no time. Raise InputError if the
+        encoder does not take such images or gives no grid.
         """
         import timm
 
@@ -120,14 +128,16 @@ class ImageTeacher(nn.Module):
                 structure: Any = timm.create_model(name, num_classes=0, **size).eval()
                 return encode_images(structure, torch.zeros(1, 3, *self.size)).shape[3]
         except (RuntimeError, ValueError, TypeError, AssertionError, LookupError) as error:
-            reason = " ".join(str(error).split())[:300]
+            height, width = self.size
             raise InputError(
-                f"it does not take images of {self.size[1]}×{self.size[0]} pixels or gives no grid of features"
-                f" ({reason}): choose another one, or another model.teacher_image_size"
+                f"it does not take images of {width}×{height} pixels or gives no grid of features"
+                f" ({_shorten(error)}): choose another one, or another model.teacher_image_size"
             ) from error
 
     def forward(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
-        images = rearrange(clip[:, :: self.tubelet_size], "b t h w c -> (b t) c h w").float() / 255
+        """Encode the first frame of every tubelet, scaled and normalized as in its training."""
+        frames = clip[:, :: self.tubelet_size]
+        images = rearrange(frames, "b t h w c -> (b t) c h w").float() / 255
         if images.shape[2:] != self.size:
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
         features = encode_images(self.encoder, (images - self.mean) / self.std)
@@ -135,7 +145,10 @@ class ImageTeacher(nn.Module):
 
 
 def encode_images(encoder: Any, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B h w D"]:
-    """Return the features of an image encoder of timm before it pools them, without its class and register tokens."""
+    """Return the features of an image encoder of timm before it pools them.
+
+    Without its class and register tokens.
+    """
     features = encoder.forward_features(images)
     if features.ndim == 3:
         tokens = features[:, encoder.num_prefix_tokens :]
@@ -148,10 +161,11 @@ def encode_images(encoder: Any, images: Float[Tensor, "B C H W"]) -> Float[Tenso
 
 
 def make_teacher(config: ModelConfig) -> Teacher | None:
-    """Make the encoder at model.teacher: uint8 [B, T, H, W, C] -> features [B, t, h, w, D], on a grid of its own; None
-    where model.teacher is "".
+    """Make the encoder at model.teacher; return None if that is "".
 
-    Under `torch.device("meta")` its weights are not read. Raises InputError where it is missing or does not fit.
+    It takes clips, uint8 [B, T, H, W, C], and returns features [B, t, h, w, D] on a grid of its
+    own. Under `torch.device("meta")` its weights are not read. Raise InputError if it is missing or
+    does not fit.
     """
     if not config.teacher:
         return None
@@ -159,18 +173,24 @@ def make_teacher(config: ModelConfig) -> Teacher | None:
     if not path.exists():
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
     try:
-        return Teacher(_choose_kind(path)(config))
+        make_encoder = _choose_kind(path)
+        return Teacher(make_encoder(config))
     except InputError as error:
         raise InputError(f"model.teacher={path} cannot be taken: {error}") from error
-    except Exception as error:  # timm raises whatever its folders' contents lead to
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:
+        # timm raises whatever its folders' contents lead to.
         raise InputError(
-            f"the teacher {path} cannot be loaded ({reason}): choose another one"
+            f"the teacher {path} cannot be loaded ({_shorten(error)}): choose another one"
         ) from error
 
 
+def _shorten(error: Exception) -> str:
+    """Return the text of another library's error on one line, as far as a sentence can hold it."""
+    return " ".join(str(error).split())[:300]
+
+
 def hash_teacher(config: ModelConfig) -> str:
-    """Hash a teacher's weights and what describes them, wherever they are; "" where there is none."""
+    """Hash a teacher's weights and what describes them, but not its path; return "" for none."""
     if not config.teacher:
         return ""
     path = Path(config.teacher)
@@ -178,20 +198,30 @@ def hash_teacher(config: ModelConfig) -> str:
         files = [find_file(path)]
     else:
         patterns = ("*.json", "*.safetensors", "*.bin", "*.pth", "*.pt")
-        files = sorted(file for pattern in patterns for file in path.glob(pattern))
-    return hashlib.sha256("".join(map(hash_file, files)).encode()).hexdigest()
+        files = []
+        for pattern in patterns:
+            files += path.glob(pattern)
+        files.sort()
+    hashes = "".join(map(hash_file, files))
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def _choose_kind(path: Path) -> type[VideoTeacher | ImageTeacher]:
-    """Tell by config.json, which folders of timm and transformers have; a VideoMAE has this project's architecture."""
+    """Choose by config.json, which folders of timm and transformers have.
+
+    A VideoMAE has this project's architecture. Raise InputError for any other model of
+    transformers.
+    """
     file = path / "config.json"
-    described = read_json(file, file, dict[str, Any]) if file.is_file() else {}
-    if (kind := described.get("model_type", "videomae")) != "videomae":
+    description = read_json(file, file, dict[str, Any]) if file.is_file() else {}
+    kind = description.get("model_type", "videomae")
+    if kind != "videomae":
         raise InputError(
             f"it is a {kind} of transformers: take that encoder from timm, `hf download timm/…`"
         )
-    return ImageTeacher if "architecture" in described else VideoTeacher
+    return ImageTeacher if "architecture" in description else VideoTeacher
 
 
 def _is_structure_only() -> bool:
+    """Return whether models are made without memory, so that weights need not be read."""
     return torch.get_default_device().type == "meta"

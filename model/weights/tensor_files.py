@@ -1,6 +1,7 @@
 """Reads and writes files of weights, safetensors and PyTorch's; files may be damaged or malicious.
 
-What comes out are named, dense, finite tensors that take no more memory than the file does; no code in a file is run.
+What comes out are named, dense, finite tensors that take no more memory than the file does. No code
+in a file is run.
 """
 
 import argparse
@@ -30,9 +31,10 @@ PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")
 
 
 def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
-    """Read the tensors of a safetensors or PyTorch file, without wrappers, and the former's metadata, on the CPU.
+    """Read the tensors of a file, on the CPU, and its metadata, which safetensors alone have.
 
-    Raise InputError if the file is damaged, or holds anything else than weights.
+    Names lose the prefixes of wrappers. Raise InputError if the file is damaged, or holds anything
+    else than weights.
     """
     is_safetensors = file.suffix == ".safetensors"
     metadata = read_metadata(file) if is_safetensors else {}
@@ -44,7 +46,8 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
         if fault:
             raise InputError(f"{file} cannot be used: {name} {fault}")
     state = _strip_prefixes(tensors, file)
-    if sum(value.nbytes for value in state.values()) > file.stat().st_size:
+    num_bytes = sum(value.nbytes for value in state.values())
+    if num_bytes > file.stat().st_size:
         raise InputError(
             f"{file} cannot be used: its tensors share memory, and are larger than the file is"
         )
@@ -52,10 +55,10 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
 
 
 def read_shapes(file: Path) -> StateDict:
-    """Read names and shapes of the tensors of a safetensors or PyTorch file, as tensors on the meta device.
+    """Read names and shapes of the tensors of a file, as tensors on the meta device.
 
-    Their numbers are neither read nor checked, except in what PyTorch wrote before 1.6. Raise InputError if the file is
-    damaged, or holds anything else than weights.
+    Their numbers are neither read nor checked, except in what PyTorch wrote before 1.6. Raise
+    InputError if the file is damaged, or holds anything else than weights.
     """
     with _explain_damage(file):
         if file.suffix == ".safetensors":
@@ -72,11 +75,13 @@ def read_shapes(file: Path) -> StateDict:
 
 
 def _read_header(file: Path) -> StateDict:
-    """Read the header of a safetensors file as tensors of zeros, all of which are views of a single one."""
+    """Read the header of a safetensors file, as tensors that all are views of a single zero."""
     tensors: StateDict = {}
-    # For PyTorch, the whole file would be mapped as writable memory, which a machine with less refuses.
+    # For PyTorch, the whole file would be mapped as writable memory, which a machine with less
+    # refuses.
     with safe_open(file, framework="np") as opened:
-        for name in opened.keys():  # noqa: SIM118  # it is no mapping
+        # It is no mapping, and cannot be iterated over.
+        for name in opened.keys():  # noqa: SIM118
             entry = opened.get_slice(name)
             # Which type of float it is makes no difference to the shape.
             dtype = torch.int64 if entry.get_dtype() == "I64" else torch.float32
@@ -99,22 +104,21 @@ def _explain_damage(file: Path) -> Iterator[None]:
 
 
 def _unwrap(contents: Any, file: Path) -> StateDict:
-    """Return the tensors that lie alone in a file or under `model`, `module` or `state_dict`, by name."""
+    """Return the tensors of a file, by name, alone or under `model`, `module` or `state_dict`."""
     for wrapper in ("model", "module", "state_dict"):
         if isinstance(contents, dict) and isinstance(contents.get(wrapper), dict):
             contents = contents[wrapper]
-    is_state_dict = isinstance(contents, dict) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items()
+    if isinstance(contents, dict):
+        has_names = all(isinstance(name, str) for name in contents)
+        if has_names and all(isinstance(value, Tensor) for value in contents.values()):
+            return contents
+    raise InputError(
+        f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`"
     )
-    if not is_state_dict:
-        raise InputError(
-            f"{file} is no state dict: give a file of named tensors, alone or under `model` or `module`"
-        )
-    return contents
 
 
 def _strip_prefixes(tensors: StateDict, file: Path) -> StateDict:
-    """Remove the prefixes of wrappers from names: `module.encoder.norm.weight` becomes `encoder.norm.weight`."""
+    """Remove prefixes of wrappers: `module.encoder.norm.weight` becomes `encoder.norm.weight`."""
     state: StateDict = {}
     for prefixed, value in tensors.items():
         name = PREFIXES.sub("", prefixed)
@@ -127,7 +131,7 @@ def _strip_prefixes(tensors: StateDict, file: Path) -> StateDict:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file; raises InputError."""
+    """Read the metadata of a safetensors file; raise InputError if it cannot be read."""
     try:
         with safe_open(file, framework="np") as opened:
             return opened.metadata() or {}
@@ -136,56 +140,65 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def read_json(source: str | Path, where: Path, kind: Any) -> Any:
-    """Parse JSON of this type, text inside weights or a file beside them; raises InputError."""
+    """Parse JSON of a type, a text inside weights or a file beside them.
+
+    Raise InputError if it is damaged, which names `where`.
+    """
     try:
-        text = (
-            source
-            if isinstance(source, str)
-            else source.read_text(encoding="utf-8", errors="replace")
-        )
-        return msgspec.convert(json.loads(text), kind)
+        if isinstance(source, Path):
+            source = source.read_text(encoding="utf-8", errors="replace")
+        return msgspec.convert(json.loads(source), kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file, the same bytes for the same contents: safetensors varies the order of the metadata from
-    process to process, so it is sorted here. Raises OSError where the disk fails."""
-    data = memoryview(
-        save({name: value.contiguous() for name, value in tensors.items()}, dict(metadata))
-    )
-    end = 8 + int.from_bytes(data[:8], "little")
+    """Write a safetensors file, equal bytes for equal contents; raise OSError if the disk fails."""
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
+    data = memoryview(save(contiguous, dict(metadata)))
+    # A file is the header's size in 8 bytes, the header as JSON, padded with spaces, and the
+    # tensors.
+    size = data[:8]
+    end = 8 + int.from_bytes(size, "little")
     header = json.loads(bytes(data[8:end]))
+    # safetensors varies the order of the metadata from process to process.
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     with path.open("wb") as file:
-        file.writelines((data[:8], text.ljust(end - 8), data[end:]))
+        file.write(size)
+        file.write(text.ljust(end - 8))
+        file.write(data[end:])
 
 
 def save_pickle(path: Path, value: Any) -> None:
-    """Write a file in PyTorch's format; raises OSError where the disk fails, which PyTorch hides as well."""
-    with path.open("wb") as file:  # of a path, the name would be written into the file
+    """Write a file in PyTorch's format; raise OSError if the disk fails."""
+    # An open file: of a path, PyTorch would write the name into the file.
+    with path.open("wb") as file:
         try:
             torch.save(value, file)
         except RuntimeError as error:
+            # PyTorch hides what the disk reports behind an error of its own.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
 
 
 def _read_pytorch(file: Path, mmap: bool = False) -> Any:
-    """Unpickle tensors, and the command line that the authors' files hold, but nothing that grows when it is read.
+    """Unpickle tensors, and the command line that the authors' files hold, but nothing that grows.
 
-    PyTorch neither compresses its zip files nor puts a bytearray into them, which torch.load makes as large as it is
-    told to, 3 GiB from 400 bytes. mmap: leave numbers in the file until they are used.
+    A file of 400 bytes can ask torch.load for a bytearray of 3 GiB, and a compressed one for more;
+    PyTorch itself writes neither. mmap: leave numbers in the file until they are used. Raise
+    ValueError if the file holds such things, and whatever torch.load raises if it is damaged.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as opened:
-            if sum(part.file_size for part in opened.infolist()) > file.stat().st_size:
+            unpacked_size = sum(part.file_size for part in opened.infolist())
+            if unpacked_size > file.stat().st_size:
                 raise ValueError("it is compressed, or its parts overlap")
-            pickled = b"".join(
-                opened.read(name) for name in opened.namelist() if name.endswith(".pkl")
-            )
+            pickled = b""
+            for name in opened.namelist():
+                if name.endswith(".pkl"):
+                    pickled += opened.read(name)
     else:
         with file.open("rb") as legacy:
             pickled = legacy.read(MAX_LEGACY_PICKLE)
@@ -209,22 +222,23 @@ def _describe_fault(value: Tensor) -> str:
 
 def _describe_structure_fault(value: Tensor) -> str:
     """Describe what keeps a tensor from being weights besides its numbers; "" if nothing does."""
-    if (
-        value.layout != torch.strided
-        or value.is_quantized
-        or value.is_nested
-        or value.device.type != "cpu"
-    ):
+    is_dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+    if not is_dense or value.device.type != "cpu":
         return "is sparse, quantized, nested or empty: save it as a dense tensor of float32"
     # How many batches a BatchNorm has seen is an integer.
     if value.dtype == torch.int64 and value.dim() == 0:
         return ""
     if value.dtype not in FLOATS:
-        return f"is of {str(value.dtype).removeprefix('torch.')}: save it as float32, float16 or bfloat16"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"is of {dtype}: save it as float32, float16 or bfloat16"
     if value.dim() == 0 or value.numel() == 0:
         return f"has the shape {tuple(value.shape)}, which no weights have"
     return ""
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """Return the first line of an error's text, or its type if there is none."""
+    lines = str(error).splitlines()
+    if lines and lines[0]:
+        return lines[0]
+    return type(error).__name__
