@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)  # an interpreted kernel cannot be compiled
+# An interpreted kernel cannot be compiled.
+os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
@@ -36,39 +37,53 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class Launcher:
-    """Takes the place of wrap_triton(kernel): notes what a launch would compile, and launches nothing."""
+    """Takes the place of wrap_triton(kernel): notes what a launch would compile, and launches nothing.
 
-    def __init__(self, kernel: Any, found: dict[str, tuple[ASTSource, int]]) -> None:
-        self.kernel, self.found = kernel, found
+    sources: where it notes them, with the number of warps, by all that distinguishes them.
+    """
+
+    def __init__(self, kernel: Any, sources: dict[str, tuple[ASTSource, int]]) -> None:
+        self.kernel = kernel
+        self.sources = sources
 
     def __getitem__(self, grid: tuple) -> Any:
         return self.note
 
     def note(self, *args: Any, num_warps: int = 4, **constants: Any) -> None:
-        """Specialize as Triton does: constants, ones, and multiples of 16 are compiled in; tensors lie at such too."""
+        """Specialize a kernel as Triton does.
+
+        Constants and ones are compiled in, and that numbers and addresses are multiples of 16.
+        """
         values = dict(zip(self.kernel.arg_names, args, strict=False)) | constants
-        signature, constexprs, attributes = {}, {}, {}
-        for place, parameter in enumerate(self.kernel.params):
-            value = values[parameter.name]
-            if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-                signature[parameter.name], constexprs[(place,)] = "constexpr", value
+        signature: dict[str, str] = {}
+        constexprs = {}
+        attributes = {}
+        for index, parameter in enumerate(self.kernel.params):
+            name = parameter.name
+            value = values[name]
+            is_int = isinstance(value, int)
+            if parameter.is_constexpr or (is_int and value == 1):
+                signature[name] = "constexpr"
+                constexprs[(index,)] = value
                 continue
-            signature[parameter.name] = mangle_type(value)
-            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
-                attributes[(place,)] = [["tt.divisibility", 16]]
-        key = json.dumps(
-            [self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps]
-        )
-        self.found[key] = ASTSource(self.kernel, signature, constexprs, attributes), num_warps
+            signature[name] = mangle_type(value)
+            if isinstance(value, torch.Tensor) or (is_int and value % 16 == 0):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        parts = [self.kernel.__name__, signature, str(constexprs), str(attributes), num_warps]
+        source = ASTSource(self.kernel, signature, constexprs, attributes)
+        self.sources[json.dumps(parts)] = source, num_warps
 
 
 def record_presets() -> dict[str, tuple[ASTSource, int]]:
-    """What forward and backward of every preset would compile, on tensors that have a shape and no memory."""
-    found: dict[str, tuple[ASTSource, int]] = {}
+    """Return what forward and backward of every preset would compile.
+
+    On the meta device: tensors have shapes and no memory.
+    """
+    sources: dict[str, tuple[ASTSource, int]] = {}
     launch.triton_on_cpu = True
     for name, module in sys.modules.items():
         if name.startswith("adamae.kernels.") and hasattr(module, "wrap_triton"):
-            module.wrap_triton = partial(Launcher, found=found)
+            module.wrap_triton = partial(Launcher, sources=sources)
     with torch.device("meta"):
         for size in SIZES:
             tiny = {"num_frames": 8, "image_size": 48, "patch_size": 8} if size == "tiny" else {}
@@ -76,27 +91,30 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         record_path(ModelConfig("base"), torch.float32)
         for tokens in (2, 8192):
             gumbel_topk(torch.empty(2, tokens), 1, 0, 0)
-        tables = (
+        tables = [
             torch.empty(shape, dtype=getattr(torch, name)) for name, shape in lay_out_tables(32, 16)
-        )
+        ]
         clips = DecodedClips(torch.empty(2**20, dtype=torch.uint8), *tables)
         for height, width in ((224, 224), (219, 173)):
             crop_resize(clips, height, width)
-    return found
+    return sources
 
 
 def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
-    """Everything between tokens and loss, forward and backward."""
-    batch, tokens, k, size = 32, config.num_tokens, config.num_visible, config.dimensions
-    logits = torch.empty(
-        batch, tokens, requires_grad=True
-    )  # fp32 whatever the rest is (model/masking)
+    """Run everything between tokens and loss, forward and backward."""
+    batch = 32
+    tokens = config.num_tokens
+    k = config.num_visible
+    size = config.dimensions
+    # fp32 whatever the rest is (model/masking.py).
+    logits = torch.empty(batch, tokens, requires_grad=True)
     visible, masked, log_probs = gumbel_topk(logits, k, 0, 0)
-    pixels = config.num_frames, *config.frame_size
     patch = config.tubelet_size, config.patch_size
-    clip = torch.empty(batch, *pixels, 3, dtype=torch.uint8)
-    kinds = [("mse", False), ("l1", True), ("l1", False)] if dtype == torch.bfloat16 else []
-    for kind, normalize in [("mse", True), *kinds]:
+    clip = torch.empty(batch, config.num_frames, *config.frame_size, 3, dtype=torch.uint8)
+    kinds = [("mse", True)]
+    if dtype == torch.bfloat16:
+        kinds += [("mse", False), ("l1", True), ("l1", False)]
+    for kind, normalize in kinds:
         patchify(clip, None, *patch, dtype)
         pred = torch.empty(batch, tokens - k, config.patch_values, dtype=dtype, requires_grad=True)
         losses = masked_patch_loss(pred, clip, masked, *patch, kind, normalize)
@@ -111,6 +129,7 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
 
 
 def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, Any]:
+    """Compile a kernel; return what it takes of a GPU of this compute capability."""
     compiled = triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps}
     )
@@ -120,14 +139,16 @@ def resources(source: ASTSource, num_warps: int, capability: int) -> dict[str, A
         usage = subprocess.run(
             [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL")}
+    counts = {}
+    for name in ("REG", "STACK", "LOCAL"):
+        counts[name] = int(re.search(rf"{name}:(\d+)", usage)[1])
     return {
         "kernel": source.fn.__name__,
         "capability": capability,
         "num_warps": num_warps,
-        "registers": found["REG"],
+        "registers": counts["REG"],
         "shared_bytes": compiled.metadata.shared,
-        "spill_bytes": found["STACK"] + found["LOCAL"],
+        "spill_bytes": counts["STACK"] + counts["LOCAL"],
     }
 
 

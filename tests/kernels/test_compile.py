@@ -9,16 +9,24 @@ from pathlib import Path
 import pytest
 import triton
 
-pytestmark = pytest.mark.slow  # minutes of compiling
+# Minutes of compiling.
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 KERNELS = {
-    f"{name}_kernel" for name in "crop_resize gumbel_topk gather scatter patchify loss".split()
+    "crop_resize_kernel",
+    "gumbel_topk_kernel",
+    "gather_kernel",
+    "scatter_kernel",
+    "patchify_kernel",
+    "loss_kernel",
 }
+# What the smallest GPU of these generations grants a program.
+MAX_SHARED_BYTES = 99 * 1024
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_every_kernel_compiles_without_spills(capability):
+def test_every_kernel_compiles_without_spills(capability: int) -> None:
     """In a process of its own: kernels are compiled or interpreted, not both."""
     command = [sys.executable, HERE / "compile_kernels.py", str(capability)]
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
@@ -29,10 +37,9 @@ def test_every_kernel_compiles_without_spills(capability):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["kernel"] for row in rows} == KERNELS
     for row in rows:
-        is_triton_36 = row["kernel"] == "gumbel_topk_kernel" and triton.__version__.startswith(
-            "3.6"
-        )
-        assert row["spill_bytes"] <= (8 if is_triton_36 and capability == 100 else 0), row
-        assert row["shared_bytes"] <= 99 * 1024, (
-            row
-        )  # what the smallest GPU of these generations grants a program
+        max_spills = 0
+        if row["kernel"] == "gumbel_topk_kernel" and capability == 100:
+            # Two registers spill with this version of the compiler.
+            max_spills = 8 if triton.__version__.startswith("3.6") else 0
+        assert row["spill_bytes"] <= max_spills, row
+        assert row["shared_bytes"] <= MAX_SHARED_BYTES, row

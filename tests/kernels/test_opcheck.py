@@ -1,12 +1,15 @@
-"""PyTorch's own checks of what custom operators promise: schemas without hidden mutation, autograd, fake tensors."""
+"""PyTorch's own checks of what custom operators promise.
+
+These are schemas without hidden mutation, autograd, and fake tensors.
+"""
 
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from kernel_material import IDS, token_path_inputs
 from test_crop_resize import CLIP as DECODED
-from test_references import IDS, token_path_inputs
 
 from adamae.kernels import launch
 
@@ -18,13 +21,13 @@ OPS = sorted(
 )
 
 
-def op_arguments(device):
+def op_arguments(device: torch.device) -> dict[str, tuple]:
+    """Return arguments for each op."""
     clip, logits, x, mask_token, _ = token_path_inputs(device)
-    ids, scalar = IDS.to(device), torch.tensor(3, device=device)
-    table, pred = (
-        torch.randn(12, 8, device=device),
-        torch.randn(2, 3, 384, device=device, requires_grad=True),
-    )
+    ids = IDS.to(device)
+    scalar = torch.tensor(3, device=device)
+    table = torch.randn(12, 8, device=device)
+    pred = torch.randn(2, 3, 384, device=device, requires_grad=True)
     features = torch.randn(2, 3, 8, device=device, requires_grad=True)
     return {
         "crop_resize": (*(table.to(device) for table in DECODED), 4, 5),
@@ -37,12 +40,13 @@ def op_arguments(device):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_opcheck(name, device):
+def test_opcheck(name: str, device: torch.device) -> None:
     import_module(f"adamae.kernels.{name}")
-    op, arguments = getattr(torch.ops.adamae, name).default, op_arguments(device)[name]
+    op = getattr(torch.ops.adamae, name).default
+    arguments = op_arguments(device)[name]
     if device.type == "cuda":
         torch.library.opcheck(op, arguments)
-    else:  # the interpreter reads values, which fake tensors have not; tests/kernels/test_compile.py traces with them
-        torch.library.opcheck(
-            op, arguments, test_utils=("test_schema", "test_autograd_registration")
-        )
+    else:
+        # The interpreter reads values, which fake tensors have not; test_compile.py traces with them.
+        checks = ("test_schema", "test_autograd_registration")
+        torch.library.opcheck(op, arguments, test_utils=checks)

@@ -1,10 +1,15 @@
-"""What of the references no other project computes, their gradients, and how misuse is reported.
+"""Gradients of the references, a value that no other project computes, and how misuse is reported.
 
-Other values: tests/model/test_huggingface.py, test_golden.py, and test_masking.py for the sampling loss.
+Other values: tests/model/test_huggingface.py, test_golden.py, and test_masking.py for the sampling
+loss.
 """
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_material import CLIP, IDS
+from torch import Tensor
 from torch.autograd import gradcheck
 
 from adamae.common.errors import InputError
@@ -15,52 +20,68 @@ from adamae.kernels.patchify import patchify
 from adamae.kernels.scatter_tokens import scatter_tokens
 from adamae.model.sampling_loss import sampling_loss
 
-CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)  # 2·2·3 patches of 2·8·8
-IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
 TABLE = torch.zeros(12, 4)
 
 
-def test_gradients_of_the_references():
-    def double(*shape):
+def test_gradients_of_the_references() -> None:
+    def double(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
-    ids, rest = torch.tensor([[0, 2], [1, 4]]), torch.tensor([[1, 3, 4], [0, 2, 3]])
+    visible = torch.tensor([[0, 2], [1, 4]])
+    masked = torch.tensor([[1, 3, 4], [0, 2, 3]])
     table = torch.randn(5, 4, dtype=torch.float64)
-    assert gradcheck(lambda logits: gumbel_topk(logits, 2, 1, 0)[2], double(2, 5))
-    assert gradcheck(lambda x: gather_tokens(x, ids, table), double(2, 5, 4))
-    assert gradcheck(
-        lambda *args: scatter_tokens(*args, table, ids, rest), (double(2, 2, 4), double(4))
-    )
     losses = torch.rand(2, 3)
-    assert gradcheck(lambda log_probs: sampling_loss(log_probs, rest, losses), double(2, 5))
     clip = CLIP[:, :2, :4, :6]
-    for kind in ("mse", "l1"):
-        assert gradcheck(
-            lambda pred, kind=kind: masked_patch_loss(pred, clip, ids, 2, 2, kind), double(2, 2, 24)
-        )
+
+    def log_probs(logits: Tensor) -> Tensor:
+        return gumbel_topk(logits, 2, 1, 0)[2]
+
+    def gather(x: Tensor) -> Tensor:
+        return gather_tokens(x, visible, table)
+
+    def scatter(features: Tensor, mask_token: Tensor) -> Tensor:
+        return scatter_tokens(features, mask_token, table, visible, masked)
+
+    def sampling(log_probs: Tensor) -> Tensor:
+        return sampling_loss(log_probs, masked, losses)
+
+    def squared(pred: Tensor) -> Tensor:
+        return masked_patch_loss(pred, clip, visible, 2, 2, "mse")
+
+    def absolute(pred: Tensor) -> Tensor:
+        return masked_patch_loss(pred, clip, visible, 2, 2, "l1")
+
+    assert gradcheck(log_probs, double(2, 5))
+    assert gradcheck(gather, double(2, 5, 4))
+    assert gradcheck(scatter, (double(2, 2, 4), double(4)))
+    assert gradcheck(sampling, double(2, 5))
+    assert gradcheck(squared, double(2, 2, 24))
+    assert gradcheck(absolute, double(2, 2, 24))
 
 
-def test_the_absolute_error_on_a_worked_example():
+def test_the_absolute_error_on_a_worked_example() -> None:
     """A patch of two lines with values 10 and 20 in red, 7 and 7 in green, 0 and 255 in blue."""
     clip = torch.tensor([[10, 7, 0], [20, 7, 255]] * 2, dtype=torch.uint8).view(1, 1, 2, 2, 3)
-    ids, zeros = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 12)
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    zeros = torch.zeros(1, 1, 12)
     raw = masked_patch_loss(zeros, clip, ids, 1, 2, "l1", normalize=False)
     assert raw.item() == pytest.approx((10 + 20 + 7 + 7 + 0 + 255) / 6 / 255, rel=1e-6)
-    # Unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3, so values are -+ sqrt(3)/2, of a flat channel 0.
-    assert masked_patch_loss(zeros, clip, ids, 1, 2, "l1").item() == pytest.approx(
-        2 / 3 * 3**0.5 / 2, rel=1e-4
-    )
+    # The unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3: normalized values are -+ sqrt(3) / 2,
+    # and 0 in the flat channel.
+    normalized = masked_patch_loss(zeros, clip, ids, 1, 2, "l1")
+    assert normalized.item() == pytest.approx(2 / 3 * 3**0.5 / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [[torch.nan], [torch.inf], [-torch.inf] * 5])
-def test_logits_that_cannot_be_sampled_from_raise(bad):
+def test_logits_that_cannot_be_sampled_from_raise(bad: list[float]) -> None:
     logits = torch.zeros(2, 5)
     logits[1, : len(bad)] = torch.tensor(bad)
     with pytest.raises(RuntimeError, match="NaN or"):
         gumbel_topk(logits, 2, 0, 0)
 
 
-MISUSES = {
+# A part of the message, and the call that raises it.
+MISUSES: dict[str, Callable[[], object]] = {
     "k is 6": lambda: gumbel_topk(torch.zeros(1, 5), 6, 0, 0),
     "logits are torch.int64": lambda: gumbel_topk(torch.zeros(1, 5, dtype=torch.int64), 1, 0, 0),
     "give 1 to 16384": lambda: gumbel_topk(torch.zeros(1, 16385), 1, 0, 0),
@@ -91,24 +112,6 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("sentence", MISUSES)
-def test_misuse_is_told_before_anything_is_launched(sentence):
+def test_misuse_is_reported_before_anything_is_launched(sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         MISUSES[sentence]()
-
-
-def token_path(clip, logits, x, mask_token, weight, seed, offset):
-    """The whole way from clip to loss, as the model goes it, in few tokens."""
-    visible, masked, log_probs = gumbel_topk(logits, 3, seed, offset)
-    table = torch.ones(x.shape[1], x.shape[2], device=x.device)
-    patches = patchify(clip, None, 2, 8, torch.bfloat16)
-    features = gather_tokens(x + patches.float().mean(), visible, table)
-    pred = scatter_tokens(features, mask_token, table, visible, masked)[:, 3:] @ weight
-    losses = masked_patch_loss(pred, clip, masked, 2, 8)
-    return losses.mean() + sampling_loss(log_probs, masked, losses)
-
-
-def token_path_inputs(device):
-    parameters = ((2, 12), (2, 12, 8), (8,), (8, 384))
-    return CLIP.to(device), *(
-        torch.randn(shape, device=device, requires_grad=True) for shape in parameters
-    )
