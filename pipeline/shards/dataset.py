@@ -25,11 +25,14 @@ from adamae.pipeline.shards.index import Tables
 from adamae.pipeline.shards.read_format import LazySequence
 from adamae.pipeline.video_error import VideoError
 
-# Parsed samples that are kept: planning, reading, decoding and delivery of a clip look up the same
-# one.
+# Parsed samples that are kept, as planning, reading and delivery of a clip look up the same one.
 MAX_RECENT_SAMPLES = 4096
 # Samples that are searched for the names of fields. Shards hold them in random order.
 NUM_SEARCHED = 1024
+# Returns bytes of a video, from an offset on.
+Reader = Callable[[int, int], bytes]
+# Cuts a slice out of a video.
+Slicer = Callable[[Reader], VideoSlice]
 T = TypeVar("T")
 
 
@@ -180,7 +183,7 @@ class ShardDataset:
         file = self.find_shard(shard)
         gops = self.gops[sample] if frames else None
 
-        def slice_video(read: Callable[[int, int], bytes]) -> VideoSlice:
+        def slice_video(read: Reader) -> VideoSlice:
             if gops is None:
                 return _read_whole(video, tuple(frames), read)
             return gops.slice_video(tuple(frames), read)
@@ -215,9 +218,6 @@ class ShardDataset:
         return self.cache.fetch(url, info.sha256, info.num_bytes)
 
 
-Slicer = Callable[[Callable[[int, int], bytes]], VideoSlice]
-
-
 def _read_local(path: str, start: int, slice_video: Slicer) -> VideoSlice:
     """Cut a slice out of the video that begins at a byte of a local shard."""
     try:
@@ -233,9 +233,7 @@ def _slice_file(path: Path, start: int, slice_video: Slicer) -> VideoSlice:
         return slice_video(lambda offset, size: os.pread(file.fileno(), size, start + offset))
 
 
-def _read_whole(
-    video: Sample, frames: tuple[int, ...], read: Callable[[int, int], bytes]
-) -> VideoSlice:
+def _read_whole(video: Sample, frames: tuple[int, ...], read: Reader) -> VideoSlice:
     """Read a whole video and compare its hash; raise VideoError if they differ.
 
     The hash takes .6 ms per megabyte, and finds what decoders do not: most flipped bytes decode to
