@@ -92,7 +92,10 @@ def to_text(cell: Any) -> str:
     if not SURROGATES.search(cell):
         return cell.strip()
     # Surrogates are escaped bytes, which can be had back, or half a pair, which is lost.
-    data = cell.encode("utf-8", "replace" if HALF_A_PAIR.search(cell) else "surrogateescape")
+    errors = "surrogateescape"
+    if HALF_A_PAIR.search(cell):
+        errors = "replace"
+    data = cell.encode("utf-8", errors)
     return data.decode("cp1252", "replace").strip()
 
 
@@ -135,7 +138,9 @@ def parse_nested(cell: Any) -> Any:
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
                 value = parse(cell)
                 break
-    return list(value) if type(value) in (tuple, set) else value
+    if type(value) in (tuple, set):
+        return list(value)
+    return value
 
 
 def parse_pair(cell: Any) -> list[Any]:
@@ -226,8 +231,12 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
         first, last = parse_pair(first) or (first, "")
     if is_missing(first) and is_missing(last):
         return None, None
-    start = 0.0 if is_missing(first) else parse_time(first)
-    end = math.inf if is_missing(last) else parse_time(last)
+    start: float | None = 0
+    if not is_missing(first):
+        start = parse_time(first)
+    end: float | None = math.inf
+    if not is_missing(last):
+        end = parse_time(last)
     if start is None or end is None:
         return None, f"its segment from {to_text(first)!r} to {to_text(last)!r} is no time"
     if start >= times.first:
@@ -249,9 +258,10 @@ def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
     """Return the cells of some columns as a JSON object by name, "" if all are missing."""
     fields = {}
     for column in columns:
-        cell = row[column] if column < len(row) else None
-        if not is_missing(cell):
-            fields[names[column]] = to_text(cell) if isinstance(cell, str) else cell
+        if column >= len(row) or is_missing(row[column]):
+            continue
+        cell = row[column]
+        fields[names[column]] = to_text(cell) if isinstance(cell, str) else cell
     if not fields:
         return ""
     return json.dumps(fields, ensure_ascii=False, default=str)
@@ -280,10 +290,12 @@ def list_records(value: Any, where: str) -> list[Any]:
     records: list[Any] = []
     for key, entries in value.items():
         for entry in entries if isinstance(entries, list) else [entries]:
-            if isinstance(entry, dict):
-                records.append({"key" if "id" in entry else "id": key, **entry})
-            else:
+            if not isinstance(entry, dict):
                 records.append([key, entry])
+            elif "id" in entry:
+                records.append({"key": key, **entry})
+            else:
+                records.append({"id": key, **entry})
     return records
 
 
@@ -298,7 +310,9 @@ def unfold(record: Any) -> list[Any]:
         return [record]
     values = {name: parse_nested(cell) for name, cell in record.items()}
     for name, value in values.items():
-        entries = [value] if isinstance(value, dict) and name in ANNOTATIONS else value
+        entries = value
+        if isinstance(value, dict) and name in ANNOTATIONS:
+            entries = [value]
         if _are_annotations(name, entries):
             outer = {key: cell for key, cell in record.items() if key != name}
             parts = []
@@ -326,13 +340,17 @@ def _join(outer: dict[str, Any], name: str, entry: dict[str, Any]) -> dict[str, 
     """
     own = {}
     for key, value in entry.items():
-        is_other_id = key in outer and to_key(key) in PATHS
-        own[f"{name} {key}" if is_other_id else key] = value
+        if key in outer and to_key(key) in PATHS:
+            # The id of a part is not that of its video.
+            key = f"{name} {key}"
+        own[key] = value
     joined = {}
     has_own_times = has_times(entry)
     for key, value in outer.items():
-        is_replaced = has_own_times and SEGMENT_COLUMNS.fullmatch(to_key(key))
-        joined[f"video's {key}" if key in own or is_replaced else key] = value
+        is_time_of_video = has_own_times and SEGMENT_COLUMNS.fullmatch(to_key(key))
+        if key in own or is_time_of_video:
+            key = f"video's {key}"
+        joined[key] = value
     return joined | own
 
 

@@ -160,7 +160,9 @@ class ListReader:
         cell = get_cell(row, columns.path)
         if isinstance(cell, ParquetCell):
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
-        path = self._find_trimmed(name, segment) if segment else None
+        path = None
+        if segment:
+            path = self._find_trimmed(name, segment)
         if path is not None:
             segment = None
         else:

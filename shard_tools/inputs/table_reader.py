@@ -238,7 +238,9 @@ def require_uncompressed(path: Path) -> None:
 def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
     # Names of files may hold any byte: those that are not UTF-8 become surrogates, and these the
     # same bytes again.
-    errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
+    errors = "strict"
+    if encoding.startswith("utf-8"):
+        errors = "surrogateescape"
     try:
         with path.open(encoding=encoding, errors=errors, newline="") as file:
             yield from file

@@ -66,9 +66,10 @@ def _list_tar(
             sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
             continue
         kind = classify_name(base)
-        if kind == UNKNOWN and is_plain:
-            # The name does not tell, but the first bytes do.
-            kind = None if may_be_video(Path(name), _open_member(archive, member)) else UNKNOWN
+        is_unclear = kind == UNKNOWN and is_plain
+        # The name does not tell, but the first bytes do.
+        if is_unclear and may_be_video(Path(name), _open_member(archive, member)):
+            kind = None
         if kind is not None:
             skipped.add(kind, f"{path.name}/{name}")
             continue
