@@ -1,4 +1,4 @@
-"""Whatever lies in the input: it ends in a shard, or in rejected.jsonl with a reason that people understand."""
+"""Whatever the input holds ends in a shard, or in rejected.jsonl with a reason."""
 
 import csv
 import gzip
@@ -26,51 +26,65 @@ from adamae.shard_tools.settings import Settings
 
 @pytest.fixture(scope="module")
 def whole(generate: Callable[..., Path]) -> Path:
-    """An intact video, with its table of contents at the end as most tools write it."""
+    """Return an intact video, with its table of contents at the end as most tools write it."""
     return generate("--size", "96", "--num-frames", "100")
 
 
 @pytest.fixture(scope="module")
 def streamable(whole: Path) -> bytes:
-    """The same with its table of contents at the beginning, so that a cut file opens."""
+    """Return the same with its table of contents at the beginning, so that a cut file opens."""
     return remux(whole.read_bytes(), "mp4", movflags="+faststart")
 
 
-def encode_nothing(path: Path, sound: bool) -> None:
-    """Write a video that has no frames, or sound alone."""
+def write_sound(path: Path) -> None:
+    """Write a file with sound alone."""
     with av.open(str(path), "w", format="mp4") as output:
-        stream: Any = (
-            output.add_stream("aac", rate=44100, layout="mono")
-            if sound
-            else output.add_stream("h264", 25)
-        )
-        if sound:
-            frame = av.AudioFrame.from_ndarray(
-                np.zeros((1, 4096), np.float32), format="fltp", layout="mono"
-            )
-            frame.rate = 44100
-            output.mux([*stream.encode(frame), *stream.encode(None)])
-        else:
-            stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-            output.start_encoding()
+        stream = output.add_stream("aac", rate=44100, layout="mono")
+        samples = np.zeros((1, 4096), np.float32)
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+        frame.rate = 44100
+        output.mux([*stream.encode(frame), *stream.encode(None)])
 
 
-def huge(path: Path) -> None:
+def write_no_frames(path: Path) -> None:
+    """Write a video that has no frames."""
+    with av.open(str(path), "w", format="mp4") as output:
+        stream: Any = output.add_stream("h264", 25)
+        stream.width = 64
+        stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        output.start_encoding()
+
+
+def write_huge_gif(path: Path) -> None:
+    """Write a GIF whose header says 65535x65535."""
     pictures = [Image.fromarray(np.full((8, 8), gray, np.uint8)) for gray in (0, 128, 255)]
     pictures[0].save(path, format="GIF", save_all=True, append_images=pictures[1:])
     data = bytearray(path.read_bytes())
-    data[6:10] = b"\xff\xff\xff\xff"  # width and height in the header
+    data[6:10] = b"\xff\xff\xff\xff"
     path.write_bytes(data)
 
 
+def write_png(path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(path, format="PNG")
+
+
+def write_jpeg(path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(path, format="JPEG")
+
+
 def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path: Path) -> None:
-    good, folder = whole.read_bytes(), tmp_path / "in"
+    good = whole.read_bytes()
+    folder = tmp_path / "in"
     fragments = remux(good, "mp4", movflags="frag_keyframe+empty_moov")
     key = {
         "encryption_scheme": "cenc-aes-ctr",
         "encryption_key": "76a6" * 8,
         "encryption_kid": "a7e6" * 8,
     }
+    middle = range(len(good) // 3, len(good) * 2 // 3, 100)
+    # What each file holds, or a function that writes it, and parts of the reason, one of which is
+    # in it: versions of FFmpeg differ.
     contents: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         "empty.mp4": (b"", "the file is empty"),
         "text.mp4": (b"Not found: please log in\n" * 40, "text file"),
@@ -89,7 +103,7 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
         "cut.mkv": (remux(good, "matroska")[: len(good) // 2], "cut off"),
         "cut.ts": (remux(good, "mpegts")[:-3000], "cut off|damaged"),
         "flipped.mp4": (
-            flip(good, range(len(good) // 3, len(good) * 2 // 3, 100)),
+            flip(good, middle),
             "cannot be decoded|is damaged|cut off or damaged",
         ),
         "zeros_inside.mp4": (
@@ -100,17 +114,11 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
             remux(good, "mp4", **key),
             "frame 0 cannot be decoded|frame 0 is damaged",
         ),
-        "sound_only.mp4": (lambda path: encode_nothing(path, True), "no video, only sound"),
-        "no_frames.mp4": (lambda path: encode_nothing(path, False), "no frame|moov|no video"),
-        "still.mp4": (
-            lambda path: Image.new("RGB", (64, 64)).save(path, format="PNG"),
-            "still image",
-        ),
-        "photo.mp4": (
-            lambda path: Image.new("RGB", (64, 64)).save(path, format="JPEG"),
-            "still image",
-        ),
-        "huge.gif": (huge, "65535x65535|cannot be decoded|no frame|FFmpeg"),
+        "sound_only.mp4": (write_sound, "no video, only sound"),
+        "no_frames.mp4": (write_no_frames, "no frame|moov|no video"),
+        "still.mp4": (write_png, "still image"),
+        "photo.mp4": (write_jpeg, "still image"),
+        "huge.gif": (write_huge_gif, "65535x65535|cannot be decoded|no frame|FFmpeg"),
         "playlist.mp4": (
             b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n",
             "text file|no frame|no video",
@@ -141,22 +149,18 @@ def test_awkward_names_and_places_are_no_problem(
         "dots/v1.0.final.mp4",
         "unicode/日本語 видео ñ.mp4",
         "newline/a\nb.mp4",
-    ]
-    names += [
         "dash/-rf.mp4",
         "same/clip.mp4",
         "other/clip.mp4",
         "folder.mp4/clip.mp4",
         "upper/CLIP.MP4",
-    ]
-    names += [
         "wrong_extension/actually_mp4.avi",
         'quote/it\'s "so" 100% $HOME.mp4',
         "bytes/\udcff\udcfe.mp4",
+        f"{200 * 'x'}/{200 * 'x'}.mp4",
     ]
-    names += [f"{200 * 'x'}/{200 * 'x'}.mp4"]
-    others = {"same/._clip.mp4": "what a Mac leaves behind", "notes.txt": "no video"}
-    make_folder(tmp_path / "in", dict.fromkeys(names, whole.read_bytes()) | others)
+    no_videos = {"same/._clip.mp4": "what a Mac leaves behind", "notes.txt": "no video"}
+    make_folder(tmp_path / "in", dict.fromkeys(names, whole.read_bytes()) | no_videos)
     (tmp_path / "in" / "same" / "loop").symlink_to(tmp_path / "in")
     make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--label-column", "folder")
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
@@ -166,24 +170,30 @@ def test_awkward_names_and_places_are_no_problem(
     assert {sample.container for sample in samples} == {"mp4"}
     assert read_rejects(tmp_path / "out") == {}
     report = read_dataset_info(tmp_path / "out").report
-    assert [len(group) for name in ("duplicates", "conflicts") for group in report[name]] == [
-        len(names)
-    ] * 2
-    said = capsys.readouterr().err
-    assert all(
-        f"1 file appears under several {what}; all were kept (the first: " in said
-        for what in ("names", "labels")
-    )
+    assert [len(group) for group in report["duplicates"]] == [len(names)]
+    assert [len(group) for group in report["conflicts"]] == [len(names)]
+    log = capsys.readouterr().err
+    for what in ("names", "labels"):
+        assert f"1 file appears under several {what}; all were kept (the first: " in log
 
 
 def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    lines = "a.mp4,run absent.mp4,run b.mp4, folder,run c.mp4,run c.mp4,walk d.mp4,swim a.mp4,run secret.mp4,run"
+    lines = [
+        "a.mp4,run",
+        "absent.mp4,run",
+        "b.mp4,",
+        "folder,run",
+        "c.mp4,run",
+        "c.mp4,walk",
+        "d.mp4,swim",
+        "a.mp4,run",
+        "secret.mp4,run",
+    ]
     files = dict.fromkeys(("a.mp4", "b.mp4", "c.mp4", "d.mp4", "secret.mp4"), whole.read_bytes())
-    make_folder(
-        tmp_path, files | {"list.csv": "\n".join(lines.split()), "classes.txt": "walk\nrun\n"}
-    )
-    with pytest.MonkeyPatch.context() as patch:  # root may read everything
+    make_folder(tmp_path, {**files, "list.csv": "\n".join(lines), "classes.txt": "walk\nrun\n"})
+    # The tests may be run by root, who may read everything.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: "secret" not in str(path))
         make(tmp_path / "list.csv", tmp_path / "out", "--label-map", str(tmp_path / "classes.txt"))
     assert read_rejects(tmp_path / "out") == {
@@ -194,9 +204,8 @@ def test_lists_with_errors(whole: Path, tmp_path: Path) -> None:
         "folder": "it is a folder, not a video file",
         "secret.mp4": "no permission to read it",
     }
-    assert [(sample.source, sample.label) for _, sample in all_samples(tmp_path / "out")] == [
-        ("a.mp4", 1)
-    ]
+    ((_, sample),) = all_samples(tmp_path / "out")
+    assert (sample.source, sample.label) == ("a.mp4", 1)
 
 
 BAD_COMMANDS: list[tuple[str, str]] = [
@@ -207,7 +216,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("nowhere out", "nowhere does not exist"),
     (
         "pictures out",
-        r"no video found in .*; skipped 1 pictures: convert animated ones to .* of their own: a\.jpg",
+        r"no video found in .*; skipped 1 pictures: convert animated ones to .* own: a\.jpg",
     ),
     ("broken.json out", "broken.json is not a list of videos"),
     (
@@ -284,68 +293,56 @@ def can_mount() -> bool:
     return sys.platform == "linux" and subprocess.run(script, capture_output=True).returncode == 0
 
 
+# The smaller disk is full in a worker, the larger one when the shard is put together.
 @pytest.mark.skipif(not can_mount(), reason="this machine does not let users mount")
-@pytest.mark.parametrize(
-    "size", ["36k", "96k"]
-)  # full in a worker, and when the shard is put together
+@pytest.mark.parametrize("size", ["36k", "96k"])
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_full_disk_ends_the_run_and_blames_no_video(
     videos: Path, tmp_path: Path, size: str, cut: bool
 ) -> None:
-    (disk := tmp_path / "disk").mkdir()
-    given = list_segments(videos, tmp_path / "list.json") if cut else videos
-    command = [
-        sys.executable,
-        make_shards.__file__,
-        str(given),
-        str(disk / "out"),
-        "--workers",
-        "1",
-    ]
-    mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'  # seen by nobody else
-    result = subprocess.run(
-        [*UNSHARE, "sh", "-c", mount, str(disk), *command], capture_output=True, text=True
-    )
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    inputs = list_segments(videos, tmp_path / "list.json") if cut else videos
+    script = [sys.executable, make_shards.__file__]
+    command = [*script, str(inputs), str(disk / "out"), "--workers", "1"]
+    # No other process sees this mount.
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+    shell = [*UNSHARE, "sh", "-c", mount, str(disk)]
+    result = subprocess.run([*shell, *command], capture_output=True, text=True)
     assert result.returncode == 74, result.stderr
     assert "No space left on device" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "encode", ["copy", pytest.param("h264", marks=pytest.mark.slow)]
-)  # which takes 20 s
+# Encoding takes 20 s.
+@pytest.mark.parametrize("encode", ["copy", pytest.param("h264", marks=pytest.mark.slow)])
 def test_shared_clips_are_all_accounted_for(
     shared_folder: Path | None, tmp_path: Path, encode: str
 ) -> None:
     if shared_folder is None:
         pytest.skip("no clips beside the repository")
-    clips = [
-        path
-        for name in ("edge", "broken")
-        for path in (shared_folder / "videos" / name).glob("*.[!t]*")
-    ]
+    # Beside the videos lie tables (.tsv).
+    edge_cases = list((shared_folder / "videos/edge").glob("*.[!t]*"))
+    broken = list((shared_folder / "videos/broken").glob("*.[!t]*"))
+    clips = [*edge_cases, *broken]
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in clips))
-    make(
-        tmp_path / "list.txt",
-        tmp_path / "out",
-        "--encode",
-        encode,
-        *["--frame-stride=1"] * (encode != "copy"),
-    )
-    stored = {
-        Path(sample.source).name: sample.num_frames for _, sample in all_samples(tmp_path / "out")
-    }
+    options = ["--encode", encode]
+    if encode != "copy":
+        options.append("--frame-stride=1")
+    make(tmp_path / "list.txt", tmp_path / "out", *options)
+    samples = [sample for _, sample in all_samples(tmp_path / "out")]
+    stored = {Path(sample.source).name: sample.num_frames for sample in samples}
     reasons = read_rejects(tmp_path / "out")
+    # Some intact videos cannot be copied, only encoded.
     rejects = {
         Path(source).name for source, reason in reasons.items() if "--encode copy" not in reason
     }
-    assert rejects == {path.name for path in clips if path.parent.name == "broken"} | {
-        "decord__corrupted.mp4"
-    }
+    assert rejects == {path.name for path in broken} | {"decord__corrupted.mp4"}
     assert len(stored) + len(reasons) == len(clips)
     with (shared_folder / "videos/edge/MANIFEST.tsv").open() as manifest:
         for row in csv.DictReader(manifest, delimiter="\t"):
             name = next(iter(row.values()))
-            # Variable frame rate is made constant; the edit list of one clip hides its first frames.
+            # Variable frame rate is made constant, and the edit list of one clip hides its first
+            # frames.
             if name in stored and row["vfr"] == "no" and "discard" not in name:
                 assert stored[name] == int(row["frames"]), name

@@ -30,7 +30,7 @@ from adamae.shard_tools.work import Job, process_job, read_staged
 
 @pytest.fixture
 def clips(tmp_path: Path) -> Path:
-    """A folder of files that only have names: enough for finding and labeling them."""
+    """Return a folder of files that only have names: enough for finding and labeling them."""
     names = ("run/a.mp4", "run/b c.mp4", "walk/d.webm", "e.mp4", "74225.webm")
     return make_folder(tmp_path / "clips", dict.fromkeys(names, "x"))
 
@@ -38,20 +38,19 @@ def clips(tmp_path: Path) -> Path:
 def test_urls(videos: Path, dataset: Path, tmp_path: Path) -> None:
     make(f"local://{videos}", tmp_path / "url", "--samples-per-shard", "3")
     assert hashes(tmp_path / "url") == hashes(dataset)
-    (tmp_path / "list.csv").write_text(
-        f"local://{next(videos.rglob('*.mp4'))},here\nlocal:///nowhere.mp4,here\n"
-    )
+    video = next(videos.rglob("*.mp4"))
+    (tmp_path / "list.csv").write_text(f"local://{video},here\nlocal:///nowhere.mp4,here\n")
     make(tmp_path / "list.csv", tmp_path / "list")
-    assert read_dataset_info(tmp_path / "list").num_samples == 1
-    assert read_dataset_info(tmp_path / "list").num_rejected == 1
+    info = read_dataset_info(tmp_path / "list")
+    assert info.num_samples == 1
+    assert info.num_rejected == 1
 
 
 def test_a_folder_that_cannot_be_listed_is_named(
     clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(
-        path: str,
-    ) -> None:  # root may list everything, so permissions alone show nothing here
+    # Root may list everything, so permissions alone show nothing here.
+    def refuse(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(os, "scandir", refuse)
@@ -59,7 +58,8 @@ def test_a_folder_that_cannot_be_listed_is_named(
         read_inputs(str(clips))
 
 
-LABELS = [  # of the input, and the classes that are known: those keep their ids
+# Labels of the input, classes that the dataset has, which keep their ids, and all classes by id.
+LABELS = [
     ("0 a b", "b", "b 0 a"),
     ("2 0", "", "0 1 2"),
     ("1 2 3", "", "1 2 3"),
@@ -90,10 +90,11 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
     (clips / "z").symlink_to(clips / "run")
     inputs = read_inputs(str(clips))
     assert len(inputs) == 5
-    assert {
-        line.partition(" ")[2].partition(":")[0]: line.rpartition(": ")[2]
-        for line in inputs.skipped.lines()
-    } == {
+    skipped = {}
+    for line in inputs.skipped.lines():
+        kind = line.removeprefix("skipped ").partition(":")[0]
+        skipped[kind] = line.rpartition(": ")[2]
+    assert skipped == {
         "1 folders that were seen under another name": "z",
         "2 hidden": ".cache/, .hidden.mp4",
         "1 tars, which are read only where no videos lie beside them": "x.tar",
@@ -104,15 +105,8 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
 
 def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None:
     memory = fsspec.filesystem("memory")
-    for name in (
-        "a.mp4",
-        "run/b.webm",
-        "a::b.mp4",
-        ".cache/c.mp4",
-        "readme.txt",
-        "walk/d.mp4",
-        "walk/e.mp4",
-    ):
+    videos = ("a.mp4", "run/b.webm", "a::b.mp4", "walk/d.mp4", "walk/e.mp4")
+    for name in (*videos, ".cache/c.mp4", "readme.txt"):
         memory.pipe(f"/mixed/{name}", b"12345")
     inputs = read_inputs("memory://mixed")
     items = {item.source: item for item in inputs}
@@ -126,9 +120,9 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
     assert {source: item.label for source, item in items.items()} == labels
     problems = [item.problem for item in items.values() if item.problem]
     assert [problem[:17] for problem in problems] == ["it has no label, ", "its name holds ::"]
-    assert all(
-        item.size == 5 and str(item.location).startswith("memory://") for item in items.values()
-    )
+    for item in items.values():
+        assert item.size == 5
+        assert str(item.location).startswith("memory://")
     assert inputs.skipped.counts == {
         "hidden": 1,
         "tables and texts: give a list of videos itself as INPUT": 1,
@@ -138,6 +132,7 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
 KINETICS = "label,youtube_id,time_start,time_end\n,run/a,,\n"
 HEADER = "label,path\nrun,run/a.mp4\n"
 ROW = "run/a.mp4,run\n"
+# Each has one good line.
 BAD_LINES = [
     "run/a.mp4 run\n" + "x" * 5000,
     "run/a.mp4 run\n" + "x" * 300 + " run",
@@ -149,10 +144,9 @@ BAD_LINES = [
     HEADER + "run",
     KINETICS + "run,,0,10",
     KINETICS + "run," + "x" * 300 + ",1e400,10",
-    *(
-        f'[{{"path": "run/a.mp4"}}, {{"path": "{path}"}}]'
-        for path in ("\\ud800.mp4", "\\u0000.mp4", "http://nowhere/\\ud800.mp4")
-    ),
+    '[{"path": "run/a.mp4"}, {"path": "\\ud800.mp4"}]',
+    '[{"path": "run/a.mp4"}, {"path": "\\u0000.mp4"}]',
+    '[{"path": "run/a.mp4"}, {"path": "http://nowhere/\\ud800.mp4"}]',
 ]
 
 
@@ -172,14 +166,14 @@ def test_only_a_newline_ends_a_line_and_a_list_may_hold_any_bytes(
 ) -> None:
     names = ["run/a\x1cb.mp4", "run/a\u2028b.mp4", "run/a\x85b.mp4", os.fsdecode(b"caf\xe9.mp4")]
     make_folder(clips, dict.fromkeys(names, ""))
-    (clips / "list").write_bytes(b"".join(os.fsencode(name) + b"\n" for name in names))
-    monkeypatch.setattr(
-        sys, "stdin", io.TextIOWrapper((clips / "list").open("rb"), encoding="utf-8")
-    )
-    for items in (read_inputs(str(clips / "list")), read_inputs("-", ListOptions(root=str(clips)))):
-        assert sorted((item.source, item.problem) for item in items) == sorted(
-            (name, None) for name in names
-        )
+    path = clips / "list"
+    path.write_bytes(b"".join(os.fsencode(name) + b"\n" for name in names))
+    with path.open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file, encoding="utf-8"))
+        from_stdin = list(read_inputs("-", ListOptions(root=str(clips))))
+    for items in (list(read_inputs(str(path))), from_stdin):
+        assert sorted(item.source for item in items) == sorted(names)
+        assert not any(item.problem for item in items)
 
 
 def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None:
@@ -187,9 +181,8 @@ def test_names_with_colons_are_plain_files(videos: Path, tmp_path: Path) -> None
     make_folder(tmp_path / "in", dict.fromkeys(names, next(videos.rglob("*.mp4")).read_bytes()))
     assert make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--unlabeled") == 0
     assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {*names}
-    job = Job(
-        str(tmp_path / "in" / names[0]), {tmp_path / "0": Item(names[0])}, Settings(encode="copy")
-    )
+    path = str(tmp_path / "in" / names[0])
+    job = Job(path, {tmp_path / "0": Item(names[0])}, Settings(encode="copy"))
     assert process_job(job) is None
     assert read_staged(tmp_path / "0").stored.path == job.location, "the file itself, not a copy"
     Path(job.location).unlink()
@@ -205,25 +198,28 @@ SPARSE_PAX = {
 }
 
 
-def packed(path: Path, members: Iterable[tuple[Any, ...]], form: int = tarfile.GNU_FORMAT) -> Path:
-    """Write a tar of members: name, content, and what else is special about them."""
+def pack(path: Path, members: Iterable[tuple[Any, ...]], form: int = tarfile.GNU_FORMAT) -> Path:
+    """Write a tar of members (name, content, and attributes of the header), and return its path."""
     with tarfile.open(path, "w", format=form) as tar:
         for name, content, *changes in members:
-            tar.addfile(member(name, len(content), *changes), io.BytesIO(content))
+            tar.addfile(make_header(name, len(content), *changes), io.BytesIO(content))
     return path
 
 
-def member(name: str, size: int, changes: dict[str, object] | None = None) -> tarfile.TarInfo:
+def make_header(name: str, size: int, changes: dict[str, object] | None = None) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    for attribute, value in {"size": size, **(changes or {})}.items():
+    info.size = size
+    for attribute, value in (changes or {}).items():
         setattr(info, attribute, value)
     return info
 
 
-def by_source(path: Path) -> dict[str, Item]:
+def read_items(path: Path) -> dict[str, Item]:
+    """Return the items of an input by their sources."""
     return {item.source: item for item in read_inputs(str(path))}
 
 
+# Videos in a tar, and the members that hold their labels.
 LABELED = {
     "./a.mp4": "./a.cls",
     "b.left.mp4": "b.cls",
@@ -238,21 +234,19 @@ def test_every_name_that_webdataset_reads_is_a_video_with_its_label_in_one_tar_o
     tmp_path: Path,
 ) -> None:
     members = [(name, name.encode()) for name in LABELED]
-    for number, name in enumerate(LABELED.values()):
-        text = f'{{"label": "class {number}"}}' if name.endswith("json") else f"class {number}"
-        members.append((name, text.encode()))
-    labels = {
-        f"x.tar/{name.removeprefix('./')}": f"class {number}" for number, name in enumerate(LABELED)
-    }
-    tar = packed(tmp_path / "x.tar", members)
-    packed(tmp_path / "y.tar", [("run.mp4", b"video"), ("run.cls", b"left")])
-    make_folder(
-        tmp_path, {"y.parquet": "PAR1", "dataset.json": '{"name": "another set"}'}
-    )  # as video2dataset writes
-    for place, expected in ((tar, labels), (tmp_path, labels | {"y.tar/run.mp4": "left"})):
-        assert {
-            source: item.label for source, item in by_source(place).items() if not item.problem
-        } == expected
+    labels = {}
+    for number, (video, sidecar) in enumerate(LABELED.items()):
+        label = f"class {number}"
+        labels[f"x.tar/{video.removeprefix('./')}"] = label
+        text = f'{{"label": "{label}"}}' if sidecar.endswith("json") else label
+        members.append((sidecar, text.encode()))
+    tar = pack(tmp_path / "x.tar", members)
+    pack(tmp_path / "y.tar", [("run.mp4", b"video"), ("run.cls", b"left")])
+    # video2dataset writes these beside its tars.
+    make_folder(tmp_path, {"y.parquet": "PAR1", "dataset.json": '{"name": "another set"}'})
+    for inputs, expected in ((tar, labels), (tmp_path, labels | {"y.tar/run.mp4": "left"})):
+        items = read_items(inputs).values()
+        assert {item.source: item.label for item in items if not item.problem} == expected
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -262,20 +256,16 @@ def test_names_longer_than_a_files_and_with_any_byte(
     content = next(videos.rglob("*.mp4")).read_bytes()
     names = ["x" * 300, "deep/" * 80 + "a", "a:b::c", "caf\udce9", "日本", "line\nbreak\x1b"]
     names = [f"{name}.mp4" for name in names]
-    tar = packed(
-        tmp_path / "a::b.tar",
-        [(name, content + bytes([number])) for number, name in enumerate(names)],
-        form,
-    )
+    # The last byte makes them different videos.
+    members = [(name, content + bytes([number])) for number, name in enumerate(names)]
+    tar = pack(tmp_path / "a::b.tar", members, form)
     assert make(tar, tmp_path / "out", "--encode", "copy") == 0
-    assert {sample.source for _, sample in all_samples(tmp_path / "out")} == {
-        f"{tar.name}/{name}" for name in names
-    }
+    sources = {sample.source for _, sample in all_samples(tmp_path / "out")}
+    assert sources == {f"{tar.name}/{name}" for name in names}
 
 
-MEMBERS: dict[
-    str, tuple[dict[str, object], str | None]
-] = {  # what is special about each, and its problem
+# Attributes of the header of each member, and how its problem begins.
+MEMBERS: dict[str, tuple[dict[str, object], str | None]] = {
     "good.mp4": ({}, None),
     "symbolic.mp4": (
         {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"},
@@ -298,19 +288,16 @@ MEMBERS: dict[
 
 
 def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: Path) -> None:
-    members = (
-        (name, b"" if "type" in changes else b"12345", changes)
-        for name, (changes, _) in MEMBERS.items()
-    )
-    items = by_source(packed(tmp_path / "x.tar", members, tarfile.PAX_FORMAT))
-    assert items.keys() == {f"x.tar/{name}" for name in MEMBERS} - {
-        "x.tar/./twice.mp4",
-        "x.tar/folder.mp4",
-    }
-    for source, item in items.items():
-        assert (item.problem or "").startswith(MEMBERS[source.removeprefix("x.tar/")][1] or ""), (
-            source
-        )
+    members = []
+    for name, (changes, _) in MEMBERS.items():
+        members.append((name, b"" if "type" in changes else b"12345", changes))
+    items = read_items(pack(tmp_path / "x.tar", members, tarfile.PAX_FORMAT))
+    # The first is the same name as twice.mp4.
+    expected = MEMBERS.keys() - {"./twice.mp4", "folder.mp4"}
+    assert items.keys() == {f"x.tar/{name}" for name in expected}
+    for name in expected:
+        problem = items[f"x.tar/{name}"].problem or ""
+        assert problem.startswith(MEMBERS[name][1] or ""), name
 
 
 @pytest.mark.parametrize("prefix", ["", "x.tar/"])
@@ -329,15 +316,21 @@ def test_files_are_looked_into_where_their_names_do_not_tell(
     ]
     files = {name: video + bytes([number]) for number, name in enumerate(names)}
     files |= {"readme": b"# no video", "cut.xyz": video[:300]}
-    place = (
-        packed(tmp_path / "x.tar", files.items()) if prefix else make_folder(tmp_path / "x", files)
-    )
-    assert make(place, tmp_path / "out") == 0
+    inputs = tmp_path / "x"
+    if prefix:
+        inputs = pack(tmp_path / "x.tar", files.items())
+    else:
+        make_folder(inputs, files)
+    assert make(inputs, tmp_path / "out") == 0
     sources = {sample.source for _, sample in all_samples(tmp_path / "out")}
     assert sources == {prefix + name for name in ("camera.dat", "noextension", "v.insv")}
-    rows = map(json.loads, (tmp_path / "out/skipped.jsonl").read_text().splitlines())
-    unknown, hidden = "without a video's extension", "hidden"
-    assert {row["source"].removeprefix(prefix): row["reason"][9:][:27] for row in rows} == {
+    reasons = {}
+    for line in (tmp_path / "out/skipped.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        reasons[row["source"].removeprefix(prefix)] = row["reason"].removeprefix("skipped: ")[:27]
+    unknown = "without a video's extension"
+    hidden = "hidden"
+    assert reasons == {
         "cut.xyz": unknown,
         "notes.html": unknown,
         "readme": unknown,
@@ -362,8 +355,11 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: data[: 1024 + 148] + b"7777777\0" + data[1024 + 156 :],
         r"x\.tar .* \(no header at byte 1024\)",
     ),
-    "negative size": (  # which Python 3.14 takes for no header
-        lambda data: data[:1024] + member("b.mp4", -1024).tobuf(tarfile.GNU_FORMAT) + data[1536:],
+    # Python 3.14 takes a negative size for no header.
+    "negative size": (
+        lambda data: (
+            data[:1024] + make_header("b.mp4", -1024).tobuf(tarfile.GNU_FORMAT) + data[1536:]
+        ),
         r"x\.tar is not .* \((b\.mp4 would have -1024 bytes|no header at byte 1024)\)",
     ),
     "joined": (
@@ -371,7 +367,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         r"x\.tar contains data after the end-of-archive marker at byte 4608",
     ),
     "endless headers": (
-        lambda data: member("x", 0, {"type": tarfile.XHDTYPE}).tobuf() * 3000,
+        lambda data: make_header("x", 0, {"type": tarfile.XHDTYPE}).tobuf() * 3000,
         r"x\.tar is not a com",
     ),
 }
@@ -379,7 +375,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_tar_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, damage: str) -> None:
-    path = packed(tmp_path / "x.tar", [("a.mp4", b"a"), ("b.mp4", bytes(2000)), ("c.mp4", b"c")])
+    path = pack(tmp_path / "x.tar", [("a.mp4", b"a"), ("b.mp4", bytes(2000)), ("c.mp4", b"c")])
     change, sentence = DAMAGES[damage]
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=sentence) as refused:
@@ -394,8 +390,9 @@ def test_a_label_that_is_no_class_of_the_shards_costs_its_video(
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
     with tarfile.open(dataset / "shard-000000.tar") as source:
         members = [(info.name, source.extractfile(info).read()) for info in source]  # type: ignore[union-attr]
-    members[0] = members[0][0], f'{{"label": {wrong}}}'.encode()
-    items = by_source(packed(tmp_path / "shard-000000.tar", members).parent).values()
+    name, _ = members[0]
+    members[0] = (name, f'{{"label": {wrong}}}'.encode())
+    items = read_items(pack(tmp_path / "shard-000000.tar", members).parent).values()
     (problem,) = (item.problem for item in items if item.problem)
     assert "is none of the dataset's 3 classes" in problem
     assert {item.label for item in items if not item.problem} <= {"down", "left", "right"}

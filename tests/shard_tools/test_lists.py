@@ -34,43 +34,43 @@ FILES = [
     "video_test_0000001.mp4",
     "run/EEEEEEEEEEE_12_22.mp4",
 ]
+# Folders of frames, and the number of these.
 FRAMES = {"20bn/7": 5, "20bn/8": 5}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pictures = [
-        f"{name}/{number:05d}.jpg"
-        for name, count in FRAMES.items()
-        for number in range(1, count + 1)
-    ]
-    return make_folder(tmp_path_factory.mktemp("lists"), dict.fromkeys([*FILES, *pictures], ""))
+    names = list(FILES)
+    for name, count in FRAMES.items():
+        names += [f"{name}/{number:05d}.jpg" for number in range(1, count + 1)]
+    return make_folder(tmp_path_factory.mktemp("lists"), dict.fromkeys(names, ""))
 
 
 def write_list(path: Path, content: Any) -> Path:
-    make_folder(
-        path.parent,
-        {path.name: content if isinstance(content, (str, bytes)) else json.dumps(content)},
-    )
+    """Write text or bytes as they are, and anything else as JSON; return the path."""
+    if not isinstance(content, (str, bytes)):
+        content = json.dumps(content)
+    make_folder(path.parent, {path.name: content})
     return path
 
 
-def read_labels(place: Path, **choices: Any) -> dict[str, Any]:
-    """Return labels by name, the label alone where there is one; the reason where an item cannot be used."""
-    items = read_inputs(str(place), ListOptions(**choices))
-    return {
-        item.name: f"! {item.problem}" if item.problem else item.label or item.labels
-        for item in items
-    }
+def read_labels(inputs: Path, **options: Any) -> dict[str, Any]:
+    """Return labels by name, the label alone where there is one; "! " and the problem, if any."""
+    labels: dict[str, Any] = {}
+    for item in read_inputs(str(inputs), ListOptions(**options)):
+        labels[item.name] = f"! {item.problem}" if item.problem else item.label or item.labels
+    return labels
 
 
 AB = [("a.mp4", "run"), ("b.mp4", "walk")]
 KINETICS = "label,youtube_id,time_start,time_end,split,is_cc\n"
-EPIC = "narration_id,participant_id,video_id,start_timestamp,stop_timestamp,start_frame,stop_frame,narration,verb,verb_class"
-EPIC += (
-    ",noun,noun_class\nP01_01_0,P01,P01_01,00:00:00.14,00:00:03.37,8,202,open door,open,3,door,3\n"
+EPIC = (
+    "narration_id,participant_id,video_id,start_timestamp,stop_timestamp,start_frame,stop_frame"
+    ",narration,verb,verb_class,noun,noun_class\n"
+    "P01_01_0,P01,P01_01,00:00:00.14,00:00:03.37,8,202,open door,open,3,door,3\n"
 )
 ANNOTATION = {"label": "run", "segment": [1.5, 4]}
+# Names of lists, their contents, options, and the labels that are right, by names.
 HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("VideoMAE", "a.mp4  0\nb.mp4  1\n", {}, [("a.mp4", "0"), ("b.mp4", "1")]),
     ("VideoMAEv2 pre-training", "a.mp4 0 -1\nb.mp4 0 -1\n", {}, [("a.mp4", None), ("b.mp4", None)]),
@@ -238,6 +238,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("tildes", "path~label\na.mp4~run\nb.mp4~walk\n", {}, AB),
     ("URLs", "https://x.org/z.mp4,run\n", {}, [("https://x.org/z.mp4", "run")]),
+    ("URL behind a brace", "{x://y/z.mp4,run\n", {}, [("{x://y/z.mp4", "run")]),
     ("TGIF", "https://x.org/1/a.mp4?x\ta dog runs\n", {"unlabeled": True}, [("a.mp4", None)]),
     (
         "URLs of one name",
@@ -491,16 +492,18 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "choices", "expected"), HEADS, ids=[head[0] for head in HEADS]
+    ("name", "content", "options", "expected"), HEADS, ids=[head[0] for head in HEADS]
 )
 def test_heads_of_public_lists(
-    folder: Path, name: str, content: Any, choices: dict[str, Any], expected: Any
+    folder: Path, name: str, content: Any, options: dict[str, Any], expected: Any
 ) -> None:
+    # The names of these lists hold the labels.
     names = {"HMDB51": "brush_hair_test_split1.txt", "THUMOS14": "Diving_test.txt"}
     path = write_list(folder / names.get(name, "list"), content)
-    assert list(read_labels(path, **choices).items()) == expected
+    assert list(read_labels(path, **options).items()) == expected
 
 
+# Contents of lists, and the sentences that refuse them.
 REFUSED: list[tuple[Any, str]] = [
     (
         "path,class,category\na.mp4,run,sport\nb.mp4,walk,sport\n",
@@ -600,19 +603,16 @@ def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
 ) -> None:
     (folder / "list.csv").write_text("a.mp4 0\nb.mp4 1\na.mp4 0\n")
     assert make(folder / "list.csv", tmp_path / "out", "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert "3 rows in" in said
-    assert (
-        "(UTF-8, spaces, no header): path = column 1, label = column 2, format: paths and labels; below"
-        in said
-    )
-    assert (
-        "2 videos of 2 files, 2 classes (0, 1), 1 rows repeat another and are left out, 0 that cannot"
-        in said
-    )
+    output = capsys.readouterr().out
+    assert "3 rows in" in output
+    how = "path = column 1, label = column 2, format: paths and labels; below"
+    assert f"(UTF-8, spaces, no header): {how}" in output
+    found = "2 videos of 2 files, 2 classes (0, 1), 1 rows repeat another and are left out"
+    assert f"{found}, 0 that cannot" in output
     assert not (tmp_path / "out").exists()
 
 
+# Label maps, and the number of their first class, if they number them.
 MAPS = {
     "1 Archery\r\n2 Bowling\r\n": 1,
     "Archery,0\nBowling,1\n": 0,
@@ -629,16 +629,16 @@ MAPS = {
 def test_label_maps_name_numbers_from_0_or_1_whatever_they_count_from(
     folder: Path, text: str
 ) -> None:
-    (path := folder / ("map.json" if text[0] in "[{" else "map.txt")).write_text(text)
+    path = folder / ("map.json" if text.startswith(("[", "{")) else "map.txt")
+    path.write_text(text)
     label_map = read_label_map(path)
     assert (label_map.names, label_map.first) == (["Archery", "Bowling"], MAPS[text])
-    for one, other in [
-        ("0", "1"),
-        ("1", "2"),
-        ("archery", "Bowling"),
-        *[("A01", "B01")] * bool(label_map.codes),
-    ]:
-        (folder / "list").write_text(f"Archery/v_Archery_g01.avi {one}\nBowling/v_B.avi {other}\n")
+    pairs = [("0", "1"), ("1", "2"), ("archery", "Bowling")]
+    if label_map.codes:
+        pairs.append(("A01", "B01"))
+    for archery, bowling in pairs:
+        rows = f"Archery/v_Archery_g01.avi {archery}\nBowling/v_B.avi {bowling}\n"
+        (folder / "list").write_text(rows)
         inputs = read_inputs(str(folder / "list"))
         inputs.apply_label_map(label_map)
         assert [item.label for item in inputs] == ["Archery", "Bowling"]
@@ -649,12 +649,14 @@ def test_label_maps_name_numbers_from_0_or_1_whatever_they_count_from(
 
 
 SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
-LONE, MIXED = ["m1/m1.avi", "m2/m2.avi"], ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"]
+LONE = ["m1/m1.avi", "m2/m2.avi"]
+MIXED = ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"]
 METADATA = {
     "train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n',
     "test/metadata.csv": "file_name,label\n1.mp4,cat\n",
 }
-VIDEO_FOLDER = ["train/1.mp4", "test/1.mp4", "docs/a.txt", *METADATA]  # Hugging Face's
+# Hugging Face's
+VIDEO_FOLDER = ["train/1.mp4", "test/1.mp4", "docs/a.txt", *METADATA]
 PARTS = "parts of archives"
 NO_VIDEOS = {
     "a.tar.gz": "archives: unpack them",
@@ -669,9 +671,8 @@ NO_VIDEOS = {
     "sub/a.tar": "tars, which are read only where they lie in INPUT itself",
     "list.csv": "tables and texts: give a list of videos itself as INPUT",
 }
-FOLDERS: list[
-    tuple[list[str], dict[str, Any], dict[str, str | None] | str]
-] = [  # files, options, labels or a sentence
+# Files, options, and labels or a sentence.
+FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [
     (SPLITS, {"subset": "train"}, {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
     (
         SPLITS,
@@ -715,71 +716,68 @@ FOLDERS: list[
 ]
 
 
-@pytest.mark.parametrize(("files", "choices", "expected"), FOLDERS)
+@pytest.mark.parametrize(("files", "options", "expected"), FOLDERS)
 def test_folders_are_classes_or_subsets(
-    tmp_path: Path, files: list[str], choices: Any, expected: Any
+    tmp_path: Path, files: list[str], options: Any, expected: Any
 ) -> None:
-    make_folder(
-        tmp_path,
-        dict.fromkeys(files, "") | {name: METADATA[name] for name in files if name in METADATA},
-    )
+    make_folder(tmp_path, {name: METADATA.get(name, "") for name in files})
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
-            read_inputs(str(tmp_path), ListOptions(**choices))
+            read_inputs(str(tmp_path), ListOptions(**options))
     else:
-        assert read_labels(tmp_path, **choices) == expected
+        assert read_labels(tmp_path, **options) == expected
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:
     """Version 3 has several in a file, version 2 a file each."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    features = {"top": {"dtype": "video"}, "state": {"dtype": "int64"}}
-    info = {"codebase_version": "v3.0", "chunks_size": 1000, "features": features}
-    info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    video = "videos/top/chunk-000/file-001.mp4"
-    make_folder(
-        tmp_path / "3",
-        {"meta/info.json": json.dumps(info), video: "", "meta/episodes/chunk-000/x": ""},
-    )
-    said = {"from_timestamp": 3.0, "to_timestamp": 5.0, "chunk_index": 0, "file_index": 1}
-    episode = {"episode_index": 1, "tasks": ["drop", "put"], "length": 20} | {
-        f"videos/top/{it}": said[it] for it in said
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    version_2 = tmp_path / "2"
+    version_3 = tmp_path / "3"
+    info: dict[str, Any] = {
+        "codebase_version": "v3.0",
+        "chunks_size": 1000,
+        "features": {"top": {"dtype": "video"}, "state": {"dtype": "int64"}},
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     }
-    parquet.write_table(
-        pyarrow.Table.from_pylist([episode]),
-        tmp_path / "3/meta/episodes/chunk-000/file-000.parquet",
-    )
-    (item,) = read_inputs(str(tmp_path / "3"))
-    assert item.name == f"{video}#t=3,5"
-    assert json.loads(item.fields) == {
-        "episode": 1,
-        "camera": "top",
+    video = "videos/top/chunk-000/file-001.mp4"
+    make_folder(version_3, {"meta/info.json": json.dumps(info), video: ""})
+    episode = {
+        "episode_index": 1,
         "tasks": ["drop", "put"],
         "length": 20,
+        "videos/top/from_timestamp": 3.0,
+        "videos/top/to_timestamp": 5.0,
+        "videos/top/chunk_index": 0,
+        "videos/top/file_index": 1,
     }
-    info["video_path"] = (
-        "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    )
-    video, text = (
-        "videos/chunk-001/top/episode_001001.mp4",
-        '{"episode_index": 1001, "tasks": ["pick"]}\n',
-    )
-    make_folder(
-        tmp_path / "2", {"meta/info.json": json.dumps(info), "meta/episodes.jsonl": text, video: ""}
-    )
-    assert [item.name for item in read_inputs(str(tmp_path / "2"))] == [video]
+    table = version_3 / "meta/episodes/chunk-000/file-000.parquet"
+    table.parent.mkdir(parents=True)
+    parquet.write_table(pyarrow.Table.from_pylist([episode]), table)
+    (item,) = read_inputs(str(version_3))
+    assert item.name == f"{video}#t=3,5"
+    fields = {"episode": 1, "camera": "top", "tasks": ["drop", "put"], "length": 20}
+    assert json.loads(item.fields) == fields
+
+    folder = "videos/chunk-{episode_chunk:03d}/{video_key}"
+    info["video_path"] = folder + "/episode_{episode_index:06d}.mp4"
+    video = "videos/chunk-001/top/episode_001001.mp4"
+    episodes = '{"episode_index": 1001, "tasks": ["pick"]}\n'
+    files = {"meta/info.json": json.dumps(info), "meta/episodes.jsonl": episodes, video: ""}
+    make_folder(version_2, files)
+    assert [item.name for item in read_inputs(str(version_2))] == [video]
     assert len(read_inputs(str(tmp_path))) == 2, "a folder of data sets"
-    (tmp_path / "2/meta/episodes.jsonl").unlink()
-    with pytest.raises(
-        InputError, match=r"its tables in meta/ cannot be read .*: give the folder videos/ in it"
-    ):
-        read_inputs(str(tmp_path / "2"))
+    (version_2 / "meta/episodes.jsonl").unlink()
+    sentence = r"its tables in meta/ cannot be read .*: give the folder videos/ in it"
+    with pytest.raises(InputError, match=sentence):
+        read_inputs(str(version_2))
 
 
 def test_parquet_holds_paths_or_videos(
     tmp_path: Path, generate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     features = {
         "label": {"names": ["run", "walk"], "_type": "ClassLabel"},
         "image": {"_type": "Image"},
@@ -788,50 +786,57 @@ def test_parquet_holds_paths_or_videos(
 
     def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(
-            pyarrow.table(columns).replace_schema_metadata(metadata), path, **options
-        )
+        table = pyarrow.table(columns).replace_schema_metadata(metadata)
+        parquet.write_table(table, path, **options)
         return path
 
     videos = [generate("--num-frames", "4", "--seed", str(seed)).read_bytes() for seed in (1, 2, 3)]
     cells = [
-        {"bytes": video, "path": "videos/a.mp4" if n else None} for n, video in enumerate(videos)
+        {"bytes": videos[0], "path": None},
+        {"bytes": videos[1], "path": "videos/a.mp4"},
+        {"bytes": videos[2], "path": "videos/a.mp4"},
     ]
     image = [{"bytes": b"x", "path": "c"}] * 3
     table = {"image": image, "video": cells, "label": [1, 0, 1], "times": [[1, 2, 3, 4, 5]] * 3}
-    write(tmp_path / "in/data/train-00000-of-00001.parquet", table, row_group_size=2)
-    write(tmp_path / "in/data/test-00000-of-00001.parquet", {"video": cells, "label": [1, 1, 1]})
+    train = "train-00000-of-00001.parquet"
+    inputs = tmp_path / "in"
+    write(inputs / "data" / train, table, row_group_size=2)
+    write(inputs / "data/test-00000-of-00001.parquet", {"video": cells, "label": [1, 1, 1]})
     with pytest.raises(InputError, match="has several subsets, test, train: give --subset"):
-        read_inputs(str(tmp_path / "in"))
-    place, out = "train-00000-of-00001.parquet/00000", tmp_path / "out"
-    expected = {f"{place}0-video.mp4": "walk", f"{place}1-a.mp4": "run", f"{place}2-a.mp4": "walk"}
-    assert read_labels(tmp_path / "in", subset="train") == expected
-    assert make(tmp_path / "in", out, "--encode", "copy", "--subset", "train") == 0
+        read_inputs(str(inputs))
+    expected = {
+        f"{train}/000000-video.mp4": "walk",
+        f"{train}/000001-a.mp4": "run",
+        f"{train}/000002-a.mp4": "walk",
+    }
+    assert read_labels(inputs, subset="train") == expected
+    out = tmp_path / "out"
+    assert make(inputs, out, "--encode", "copy", "--subset", "train") == 0
     stored = {sample.source: video_bytes(out, shard, sample) for shard, sample in all_samples(out)}
     assert stored == dict(zip(expected, videos, strict=True))
-    assert len(read_labels(write(tmp_path / "list", {"mp4": videos}))) == 3
-    with pytest.raises(
-        InputError, match=r"video, mp4 may each be the video; .*: give --path-column"
-    ):
-        read_inputs(str(write(tmp_path / "list", {"video": cells, "mp4": videos})))
+
+    path = tmp_path / "list"
+    assert len(read_labels(write(path, {"mp4": videos}))) == 3
+    write(path, {"video": cells, "mp4": videos})
+    sentence = r"video, mp4 may each be the video; .*: give --path-column"
+    with pytest.raises(InputError, match=sentence):
+        read_inputs(str(path))
 
     make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
-    paths = pyarrow.array(
-        [{"bytes": None, "path": f"{name}.mp4"} for name in "ab"], pyarrow.array(cells).type
-    )
-    names = read_labels(write(tmp_path / "list", {"video": paths, "label": [1, -1]}))
-    assert names == {"a.mp4": "walk", "b.mp4": "! it has no label, others have one"}, (
-        "-1 is no class"
-    )
-    table = {"file_name": ["a.mp4", "b.mp4"], "class": ["run", "walk"], "image": image[:2]}
-    assert read_labels(write(tmp_path / "list", table)) == dict(AB)
-    with pytest.raises(
-        InputError, match=r"\(Parquet without the bytes of image\): no column names videos"
-    ):
-        read_inputs(str(write(tmp_path / "list", {"image": image})))
+    paths = [{"bytes": None, "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]
+    column = pyarrow.array(paths, pyarrow.array(cells).type)
+    write(path, {"video": column, "label": [1, -1]})
+    labels = {"a.mp4": "walk", "b.mp4": "! it has no label, others have one"}
+    assert read_labels(path) == labels, "-1 is no class"
+    write(path, {"file_name": ["a.mp4", "b.mp4"], "class": ["run", "walk"], "image": image[:2]})
+    assert read_labels(path) == dict(AB)
+    write(path, {"image": image})
+    sentence = r"\(Parquet without the bytes of image\): no column names videos"
+    with pytest.raises(InputError, match=sentence):
+        read_inputs(str(path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match="is Parquet, which needs pyarrow: pip install pyarrow"):
-        read_inputs(str(tmp_path / "list"))
+        read_inputs(str(path))
 
 
 def test_a_folder_is_listed_where_its_files_are_asked_for(
@@ -844,13 +849,14 @@ def test_a_folder_is_listed_where_its_files_are_asked_for(
     missing["3/gone.mp4"] = "it is a link to a file that does not exist"
     rows = "".join(f"{name.removesuffix('/00001.jpg')},x\n" for name in [*files, *missing])
     (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
-    asked = []
-    look = os.stat
-    monkeypatch.setattr(
-        os,
-        "stat",
-        lambda path, *args, **options: asked.append(path) or look(path, *args, **options),
-    )
+    asked_paths = []
+    stat = os.stat
+
+    def count(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        asked_paths.append(str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", count)
     problems = {item.source: item.problem for item in read_inputs(str(tmp_path / "list.csv"))}
-    assert len([path for path in asked if str(path).endswith(".mp4")]) < 50
+    assert len([path for path in asked_paths if path.endswith(".mp4")]) < 50
     assert {name: problem for name, problem in problems.items() if problem} == missing
