@@ -83,7 +83,7 @@ def check_clips(clips: DecodedClips) -> None:
         check(fits, f"{name} are {shown}: give {dtype} {shape}, contiguous")
         is_beside = tensor.device == clips.planes.device
         check(is_beside, f"{name} are on {tensor.device}, planes on {clips.planes.device}")
-    # To read the tables on a GPU would wait for all that it has been given to do.
+    # Reading the tables from a GPU would wait for all work that is queued there.
     if clips.planes.device.type == "cpu":
         _check_bounds(clips)
 
@@ -314,7 +314,7 @@ def crop_resize_kernel(
     y_ptr = planes_ptr + tl.load(offsets_ptr + frame)
     luma = resample(y_ptr, columns, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right)
 
-    # In samples of chroma, of which there are half as many in each direction.
+    # From here on in samples of chroma, of which there are half as many in each direction.
     y = (y - tl.load(siting_ptr + b * 2 + 1)) / 2
     x = (x - tl.load(siting_ptr + b * 2)) / 2
     y_scale = y_scale / 2

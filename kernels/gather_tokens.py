@@ -108,7 +108,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple:
     (ids,) = ctx.saved_tensors
     batch, _, width = grad.shape
-    # Ids do not repeat, so a scatter without atomic additions does.
+    # Ids of a row do not repeat: nothing has to be added up, which would take atomics.
     grad_x = grad.new_zeros(batch, ctx.num_tokens, width)
     grad_x.scatter_(1, ids[..., None].expand_as(grad), grad)
     return grad_x, None, None

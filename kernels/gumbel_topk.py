@@ -1,7 +1,7 @@
 """Sampling without replacement from softmax(logits): the k largest of logits + Gumbel noise.
 
 Kool et al. 2019, arXiv 1903.06059. The smaller index wins a tie; a token with a logit of -inf is
-chosen only where there are less than k others.
+chosen only where there are fewer than k others.
 """
 
 from typing import Any
@@ -159,9 +159,9 @@ def gumbel_topk_kernel(
 
     noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
     key = shifted + noise
-    # SMALLEST_FINITE, also for NaN, of which no comparison is true.
+    # SMALLEST_FINITE, also for NaN, of which no comparison is true. Kernels read no globals.
     key = tl.where(key > -3.0e38, key, -3.0e38)
-    # SMALLEST.
+    # SMALLEST, for -inf.
     key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)
     # Lanes behind the row are below every key that there is.
     bits = tl.where(inside, ordered_bits(key), 0)

@@ -14,8 +14,7 @@ from adamae.kernels.launch import check, check_ids, check_shape, runs_triton, tr
 from adamae.kernels.patchify import by_channel, check_clip, gather_patches, patch_tile
 
 Kind = Literal["mse", "l1"]
-# Added to the standard deviation of pixels up to 255: 1e-6 of pixels in [0, 1], as in the authors'
-# code.
+# Added to a standard deviation: the authors' 1e-6 is for pixels in [0, 1], here they are up to 255.
 EPSILON = 255e-6
 
 
@@ -111,7 +110,7 @@ def channel_statistics(clip_ptrs, inside, i, c, PIXELS: tl.constexpr, PATCH: tl.
     spread = (PIXELS * squares - total * total).to(tl.float32)
     mean = total.to(tl.float32) / PIXELS
     deviation = tl.sqrt(spread / (PIXELS * (PIXELS - 1.0)))
-    # EPSILON.
+    # EPSILON, as kernels read no globals.
     return mean, 1 / (deviation + 255e-6)
 
 
@@ -225,7 +224,7 @@ def masked_patch_loss_op(
     loss = pred.new_empty(batch, count, dtype=torch.float32)
     statistics = pred.new_empty(batch, count if normalize else 0, 6, dtype=torch.float32)
     wrap_triton(loss_kernel)[(batch * count,)](
-        # In the place of the gradient, which the forward pass does not read.
+        # Stands for the gradient, which the forward pass does not read.
         loss,
         pred.contiguous(),
         clip.contiguous(),

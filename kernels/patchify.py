@@ -116,7 +116,7 @@ def patch_tile(
     token = token.to(tl.int32)
     frame = token // (rows * columns) * TUBELET + line // PATCH
     row = token // columns % rows * PATCH + line % PATCH
-    # In patches of a frame's row of them, and then in values.
+    # Where the line starts: counted in patches, and then in values.
     patch_row = (frame * (rows * PATCH) + row).to(tl.int64) * columns + token % columns
     start_in_clip = patch_row * (PATCH * 3)
     inside = (line < TUBELET * PATCH)[:, None] & (i < PATCH)[None, :]

@@ -53,8 +53,7 @@ def keep_copies(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
     @torch.no_grad()
     def refresh() -> None:
         torch._foreach_copy_([weight.cast_copy for weight in trained], trained)
-        # Each takes a single gradient: another one, of a further micro-batch, must not overwrite
-        # it.
+        # Each takes a single gradient: that of a further micro-batch must not overwrite it.
         for weight, bucket in buckets:
             weight.bucket = bucket
 

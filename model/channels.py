@@ -10,8 +10,7 @@ from adamae.model.config import ModelConfig
 # C: 3, RGB as decoded, or as many as model.in_channels.
 Clip = UInt8[Tensor, "B T H W C"]
 
-# The weights 0.299, 0.587 and 0.114 of ITU-R BT.601 as 256ths: whole numbers are alike on all
-# devices.
+# 0.299, 0.587 and 0.114 of ITU-R BT.601 as 256ths: sums of integers are equal on all devices.
 LUMA = (77, 150, 29)
 # Of 255. No change is about ImageNet's mean; changes have a deviation of 0.7 of ImageNet's.
 STILL = 115
@@ -58,7 +57,8 @@ def compute_differences(clip: Clip) -> Clip:
     rms = change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt()
     # At least one of 255 levels, so that noise alone stays weak.
     rms = rms.clamp_min(1)
-    scaled = (change / rms * STRENGTH + STILL).round().clamp(0, 255).to(clip.dtype)
+    levels = change / rms * STRENGTH + STILL
+    scaled = levels.round().clamp(0, 255).to(clip.dtype)
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
 
 

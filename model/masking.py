@@ -187,7 +187,7 @@ class MotionMasking(MaskingStrategy):
         t = self.tubelet_size
         p = self.patch_size
         change = measure_change(clip[:, t:], clip[:, :-t])
-        # Between each token frame and the next one: there is one less of these.
+        # Between each token frame and the next one: there is one fewer of these.
         step = reduce(change, "b (t pt) (h ph) (w pw) -> b t h w", "sum", pt=t, ph=p, pw=p)
         num_values = clip.shape[4] * t * p**2
         step = step.float() / num_values

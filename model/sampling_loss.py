@@ -25,6 +25,5 @@ def sampling_loss(
     check(masked_ids.numel() > 0, "masked_ids are empty: there is no loss without a masked token")
     check_shape("loss_per_token", loss_per_token, *masked_ids.shape)
     masked_log_probs = log_probs.gather(1, masked_ids)
-    # A Triton kernel would save five small launches of an eager step; a compiled step has none to
-    # save.
+    # A Triton kernel would save an eager step five small launches, and a compiled one nothing.
     return -(masked_log_probs * loss_per_token.detach()).mean()

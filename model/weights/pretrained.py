@@ -84,8 +84,7 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             state = select(state, ENCODER_PARTS)
     expected = shapes(model.state_dict())
     if config.target != "pixels":
-        # How many values it predicts is known to the target alone, whose head may have any shape
-        # here.
+        # The target alone knows how many values it predicts: here its head may have any shape.
         expected |= shapes(select(state, "decoder.head."))
     check_keys(expected, shapes(state), f"{file} is damaged or of another model")
 

@@ -76,7 +76,7 @@ class VideoTeacher(nn.Module):
         self.encoder = VideoEncoder(trained, has_norm="encoder.norm.weight" in state)
         self.width = trained.dimensions.encoder_width
         if not _is_structure_only():
-            # Without the decoder, of a pre-training.
+            # A pre-training's weights include a decoder's.
             weights = {name: state[name] for name in self.encoder.state_dict()}
             self.encoder.load_state_dict(weights)
 
