@@ -140,6 +140,7 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
     config = read_config(options, run, f"data.shards={options.shards}")
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
+        # Weights of other projects do not say how many frames a clip has.
         weights = pretrained.load(file, config.model.num_frames)
         shape = weights.config
         if options.config is not None:

@@ -1,12 +1,12 @@
 """Extract features along videos: `python extract_features.py INPUT OUT --model RUN [--stride 8]`.
 
 INPUT is a dataset of shards, or the folder with train/ and validation/, or what make_shards.py
-takes: a video, a folder, a list, tars. Windows of --window frames slide over each video by --stride
-frames; both count sampled frames, which are --frame-stride source frames apart or, with --fps,
-1/fps seconds. A window has the center crop; a video that is shorter than one repeats its last
-frame, and what is left after the last whole window is not covered. With --pad, windows end at the
-first frame and at every --stride-th after it, and see nothing later: the first frame is repeated
-before them; --pad --stride 1 is a vector a frame.
+takes: a video, a folder, a list, tars, with all subsets. Windows of --window frames slide over each
+video by --stride frames; both count sampled frames, which are --frame-stride source frames apart
+or, with --fps, 1/fps seconds. A window has the center crop; a video that is shorter than one
+repeats its last frame, and what is left after the last whole window is not covered. With --pad,
+windows end at the first frame and at every --stride-th after it, and see nothing later: the first
+frame is repeated before them; --pad --stride 1 is a vector a frame.
 
 Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors, with the tensors
 `features` [W, D] fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W,
@@ -195,6 +195,7 @@ def write_settings(output: Path, settings: dict[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         write_json(file, settings)
         return
+    # Nothing in the files of features says which settings they were made with.
     before = json.loads(file.read_text(encoding="utf-8"))
     if before != settings:
         names = settings | before

@@ -27,6 +27,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--first", type=int, default=0, help="number of the batch to show")
     options = parser.parse_intermixed_args(arguments)
     file = ["--config", options.config] if options.config else []
+    # SHARDS is a single dataset, which the weights of a run's several datasets would not fit.
     options.config = parse(
         [*file, f"data.shards={options.shards}", "data.weights=null", *options.overrides]
     )

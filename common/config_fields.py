@@ -64,7 +64,9 @@ def describe_range(limits: dict[str, float], is_finite: bool) -> str:
     if not limits:
         return "finite"
     words = " and ".join(f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items())
-    return words if is_finite else f"finite, {words}"
+    if not is_finite:
+        words = f"finite, {words}"
+    return words
 
 
 def free_keys(config_class: type, prefix: str = "") -> Iterator[str]:

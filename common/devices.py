@@ -155,7 +155,9 @@ def get_device_name(device: torch.device) -> str:
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
     # ARM's kernels do not tell the name.
-    return platform.machine() if model is None else model[1]
+    if model is None:
+        return platform.machine()
+    return model[1]
 
 
 @contextmanager

@@ -157,7 +157,9 @@ def _exit(sentence: str, code: int, *, is_cause: bool = True) -> NoReturn:
     if error_file:
         # torchrun reports the failure with the earliest timestamp, in whole seconds. A consequence
         # must not look earlier than its cause.
-        timestamp = time.time() if is_cause else time.time() + 1
+        timestamp = time.time()
+        if not is_cause:
+            timestamp += 1
         report = {"message": escape(sentence), "timestamp": timestamp}
         # The disk may be what failed.
         with suppress(OSError):

@@ -45,7 +45,10 @@ def log_note(sentence: str, once_per_node: bool = False) -> None:
 def format_number(number: float) -> str:
     """Format with three significant digits and thousands separators."""
     value = float(f"{number:.3g}")
-    return f"{value:,.0f}" if value >= 100 else f"{value:g}"
+    # The format g would write 1,230,000 as 1.23e+06.
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:g}"
 
 
 def format_duration(seconds: float) -> str:

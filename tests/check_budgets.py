@@ -32,7 +32,7 @@ def list_files() -> list[str]:
 
 
 def count_tokens(file: str) -> int:
-    """Count the tokens of a file, an f-string as one, as Python 3.11 does; later versions split it."""
+    """Count the tokens of a file; an f-string is one, as in Python 3.11; later ones split it."""
     num_tokens = 0
     num_open_fstrings = 0
     with open(file, "rb") as source:

@@ -1,5 +1,7 @@
-"""Import names begin with `adamae`: in a clone, from a wheel, and beside packages that have the names
-of the folders at the top."""
+"""Import names begin with `adamae`, in a clone and from a wheel.
+
+So a project may have packages of the names that folders at the top of the repository have.
+"""
 
 import os
 import shutil
@@ -83,11 +85,14 @@ def test_a_project_may_have_packages_of_the_same_names(
         (tmp_path / "project" / name / "own.py").touch()
         if is_package:
             (tmp_path / "project" / name / "__init__.py").touch()
-    program = "import adamae, common.own, model.own, pipeline.own; adamae.ClipDataset; print(adamae.__file__)"
+    program = """
+import adamae, common.own, model.own, pipeline.own
+adamae.ClipDataset
+print(adamae.__file__)
+"""
     for path in (installed, ROOT):
-        assert run_python(program, tmp_path / "project", path).strip() == str(
-            path / "adamae/__init__.py"
-        )
+        imported_from = run_python(program, tmp_path / "project", path).strip()
+        assert imported_from == str(path / "adamae/__init__.py")
 
 
 @pytest.fixture
@@ -108,7 +113,8 @@ def hugging_face_kernels(tmp_path: Path) -> Path:
 def test_commands_of_a_clone_hide_no_package(command: str, hugging_face_kernels: Path) -> None:
     program = f"""
 import runpy, sys
-sys.path.insert(0, {str(ROOT)!r})  # as Python does for a script
+# Python does so for a script.
+sys.path.insert(0, {str(ROOT)!r})
 sys.argv = [{command!r}, "--help"]
 try:
     runpy.run_path({str(ROOT / f"{command}.py")!r}, run_name="__main__")
@@ -120,7 +126,8 @@ assert kernels.__file__.startswith({str(hugging_face_kernels)!r}), kernels.__fil
     run_python(program, ROOT, hugging_face_kernels)
 
 
-@pytest.mark.slow  # imports transformers in a fresh process
+# Slow: it imports transformers in a fresh process.
+@pytest.mark.slow
 def test_transformers_is_imported_from_a_clone(hugging_face_kernels: Path) -> None:
     program = f"""
 import sys

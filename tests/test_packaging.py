@@ -1,14 +1,19 @@
-"""What a release consists of: heavy and optional packages are imported only by what uses them, none with a known
-vulnerability is pinned or allowed, and the container holds all the code and runs as the owner of the mounted folders.
+"""What a release consists of.
 
-`tests/advisories.json` needs no network. To look for newer ones: `pip install pip-audit && pip-audit --no-deps
---disable-pip -r constraints.txt`, and add what it finds.
+Heavy and optional packages are imported only by what uses them, none with a known vulnerability is
+pinned or allowed, and the container holds all the code and runs as the owner of the mounted
+folders.
+
+`tests/advisories.json` needs no network. To look for newer ones:
+`pip install pip-audit && pip-audit --no-deps --disable-pip -r constraints.txt`, and add what it
+finds.
 """
 
 import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,11 +23,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 ADVISORIES = json.loads((ROOT / "tests" / "advisories.json").read_text(encoding="utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PINS = [
-    line
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    if line[0] != "#"
-]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+PINS = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#")]
 COMMANDS = [
     *sorted(file for file in ROOT.glob("*.py") if file.name != "hubconf.py"),
     *(ROOT / f"shard_tools/{name}.py" for name in ("make_shards", "check_shards")),
@@ -50,7 +52,8 @@ def test_help_texts_need_no_heavy_package() -> None:
     )
 
 
-@pytest.mark.slow  # imports everything in a fresh process
+# Slow: it imports everything in a fresh process.
+@pytest.mark.slow
 def test_commands_start_without_optional_packages() -> None:
     program = """
 import runpy, sys
@@ -69,12 +72,12 @@ runpy.run_path("train.py", run_name="__main__")
 
 def list_versions(requirements: list[str], operator: str) -> dict[str, str]:
     """Return the version after `operator`, by package."""
-    return {
-        canonicalize_name(requirement.name): bound.version
-        for requirement in map(Requirement, requirements)
-        for bound in requirement.specifier
-        if bound.operator == operator
-    }
+    versions = {}
+    for requirement in map(Requirement, requirements):
+        for bound in requirement.specifier:
+            if bound.operator == operator:
+                versions[canonicalize_name(requirement.name)] = bound.version
+    return versions
 
 
 @pytest.mark.parametrize(
@@ -83,21 +86,16 @@ def list_versions(requirements: list[str], operator: str) -> dict[str, str]:
 def test_no_vulnerable_release_is_pinned_or_allowed(advisory: dict[str, str]) -> None:
     affected = Requirement(advisory["package"] + advisory["affected"])
     name = canonicalize_name(affected.name)
-    pinned, oldest = (
-        list_versions(PINS, "=="),
-        list_versions(PROJECT["project"]["dependencies"], ">="),
-    )
+    pinned = list_versions(PINS, "==")
+    oldest = list_versions(PROJECT["project"]["dependencies"], ">=")
     assert pinned[name] not in affected.specifier
     assert name not in oldest or oldest[name] not in affected.specifier
     assert advisory["source"].startswith("https://github.com/")
 
 
 def test_the_image_holds_every_package() -> None:
-    allowed = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in lines if line.startswith("!")}
     files = {
         "configs",
         "docs",
@@ -107,15 +105,20 @@ def test_the_image_holds_every_package() -> None:
         "constraints.txt",
         "launch/entrypoint.sh",
     }
-    packages = {link.name for link in (ROOT / "adamae").iterdir() if link.is_dir()} - {
-        "__pycache__"
-    }
+    packages = {link.name for link in (ROOT / "adamae").iterdir() if link.is_dir()}
+    packages.discard("__pycache__")
     assert {"adamae", *packages, *files} <= allowed
 
 
+Start = Callable[..., list[str]]
+
+
 @pytest.fixture
-def started(tmp_path: Path):
-    """Run the entry point with stand-ins for the programs it calls; return the command that it ends in."""
+def started(tmp_path: Path) -> Start:
+    """Return a function that runs the entry point and returns the command that it ends in.
+
+    The programs that it calls are stand-ins. `mounts` are folders, with "user:group" of the owner.
+    """
 
     def start(arguments: list[str], mounts: dict[str, str], user: str = "0") -> list[str]:
         owners = " ".join(f"{folder}) echo {owner};;" for folder, owner in mounts.items())
@@ -130,21 +133,21 @@ def started(tmp_path: Path):
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / name).chmod(0o755)
         command = ["/bin/sh", str(ROOT / "launch" / "entrypoint.sh"), *arguments]
-        return subprocess.run(
-            command, env={"PATH": str(tmp_path)}, capture_output=True, text=True
-        ).stdout.split()
+        environment = {"PATH": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.stdout.split()
 
     return start
 
 
-def test_the_container_runs_as_the_owner_of_the_mounted_folder(started) -> None:
+def test_the_container_runs_as_the_owner_of_the_mounted_folder(started: Start) -> None:
     training = ["python", "train.py", "--config", "x.yaml"]
     as_user = ["setpriv", "--reuid", "1234", "--regid", "100", "--clear-groups"]
-    runs, data = "/adamae/runs", "/data"
+    runs = "/adamae/runs"
+    data = "/data"
     assert started(training[2:], {runs: "1234:100"}) == [*as_user, *training]
-    assert started(training[2:], {data: "77:77", runs: "1234:100"}) == [*as_user, *training], (
-        "it writes there"
-    )
+    of_both = started(training[2:], {data: "77:77", runs: "1234:100"})
+    assert of_both == [*as_user, *training], "it writes to the runs"
     settings = ["data.shards=/data", "steps=3"]
     assert started(settings, {data: "1234:100"})[6:] == [*training[:2], *settings]
     made_by_docker = started(training[2:], {runs: "0:0", data: "77:77"})
@@ -156,10 +159,8 @@ def test_the_container_runs_as_the_owner_of_the_mounted_folder(started) -> None:
     assert started([], {})[6:] == ["python", "train.py", "--help"]
 
 
-def test_every_user_has_caches_of_their_own(started) -> None:
+def test_every_user_has_caches_of_their_own(started: Start) -> None:
     show = ["/bin/sh", "-c", "echo $HOME $TORCHINDUCTOR_CACHE_DIR"]
-    assert started(show, {}, user="1234") == [
-        "/adamae/cache/1234",
-        "/adamae/cache/1234/.cache/torchinductor",
-    ]
+    home = "/adamae/cache/1234"
+    assert started(show, {}, user="1234") == [home, f"{home}/.cache/torchinductor"]
     assert started(show, {"/adamae/runs": "0:0"})[0] == "/adamae/cache/0"

@@ -55,10 +55,9 @@ def videos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clip(videos: Path) -> torch.Tensor:
-    """The clip of the figures of a.mp4."""
-    return next(read_clips([videos / "a.mp4"], 8, 32, DataConfig(frame_stride=2), limit=1)).frames[
-        None
-    ]
+    """Return the clip of the figures of a.mp4, [1, T, H, W, C]."""
+    (clip,) = read_clips([videos / "a.mp4"], 8, 32, DataConfig(frame_stride=2), limit=1)
+    return clip.frames[None]
 
 
 def plot(*arguments: object) -> None:
@@ -74,25 +73,24 @@ def test_files_of_a_run(run: Path, videos: Path, capsys: pytest.CaptureFixture) 
     assert "skipped c, which cannot be decoded: it is a text file" in capsys.readouterr().err
     with Image.open(run / "figures/a.gif") as moving:
         assert moving.n_frames == 8
-    layout = Layout.fit([SQUARE], 4)  # of 4 token frames
+    # 8 frames are 4 token frames.
+    layout = Layout.fit([SQUARE], 4)
     with Image.open(run / "figures/a.png") as picture:
         assert picture.width >= 1600
-        assert (
-            picture.height == 7 * (layout.height + GAP) + 2 * layout.font
-        )  # times are below the rows
+        # Times are below the rows.
+        assert picture.height == 7 * (layout.height + GAP) + 2 * layout.font
 
     layout = Layout.fit([SQUARE], 4, min_width=1000)
-    picture, side = (
-        np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :],
-        layout.height + GAP,
-    )
-    first, second, third = (picture[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
+    side = layout.height + GAP
+    pixels = np.asarray(Image.open(run / "figures/a.runs.png"))[:, layout.label :]
+    # Below the frames, each model has 4 rows.
+    first, second, third = (pixels[(1 + 4 * i) * side : (5 + 4 * i) * side] for i in range(3))
     assert np.array_equal(first, third)
     assert not np.array_equal(first, second)
     whole = (run / "figures/a.png").read_bytes()
     (run / "figures/a.png").unlink()
     plot(newer, videos / "a.mp4")
-    assert (run / "figures/a.png").read_bytes() == whole  # same frames, same place
+    assert (run / "figures/a.png").read_bytes() == whole
     assert [path.name for path in newer.iterdir()] == ["model.safetensors"]
 
 
@@ -105,13 +103,14 @@ def test_the_mask_in_the_figure_is_the_models(
 
     picture = np.asarray(Image.open(tmp_path / "a.png"))
     layout = Layout.fit([SQUARE], 4)
-    side, token = layout.height + GAP, layout.height // 4
+    side = layout.height + GAP
+    token = layout.height // 4
     for t in range(4):
         corner = layout.label + t * side
         cell = picture[5 * side : 5 * side + 4 * token, corner : corner + 4 * token, 0]
-        assert np.array_equal(
-            cell[token // 2 :: token, token // 2 :: token] == 0, is_masked[t].numpy()
-        )
+        # The pixel in the middle of each token.
+        middles = cell[token // 2 :: token, token // 2 :: token]
+        assert np.array_equal(middles == 0, is_masked[t].numpy())
 
 
 def test_interpolated_statistics_know_nothing_of_masked_patches(
@@ -119,28 +118,29 @@ def test_interpolated_statistics_know_nothing_of_masked_patches(
 ) -> None:
     model = load_adamae(run).with_masking(masking="random")
     before = reconstruct(model, clip)
-    masked = (
-        before.is_masked.repeat_interleave(2, 1)
-        .repeat_interleave(8, 2)
-        .repeat_interleave(8, 3)[..., None]
-    )
+    # From tokens to their 2×8×8 pixels.
+    masked = before.is_masked
+    for dim, patch in ((1, 2), (2, 8), (3, 8)):
+        masked = masked.repeat_interleave(patch, dim)
+    masked = masked[..., None]
     after = reconstruct(model, torch.where(masked, 255 - clip, clip))
     assert torch.equal(after.visible_stats, torch.where(masked, before.visible_stats, clip))
     assert not torch.equal(after.reconstruction, before.reconstruction)
 
 
 def test_statistics_come_from_the_nearest_most_of_all() -> None:
-    values = torch.tensor([[[10.0], [20.0]]])  # at both ends of a row of four tokens
-    found = interpolate_from_visible(
-        values, torch.tensor([[0, 3]]), torch.tensor([[1, 2]]), (1, 1, 4)
-    )
-    assert torch.allclose(
-        found.flatten(), torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25])
-    )
+    # Visible at both ends of a row of four tokens.
+    values = torch.tensor([[[10.0], [20.0]]])
+    visible = torch.tensor([[0, 3]])
+    masked = torch.tensor([[1, 2]])
+    interpolated = interpolate_from_visible(values, visible, masked, (1, 1, 4))
+    # Weights are 1 / distance²: 1 and 1/4.
+    expected = torch.tensor([(10 + 20 / 4) / 1.25, (10 / 4 + 20) / 1.25])
+    assert torch.allclose(interpolated.flatten(), expected)
 
 
 def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
-    """One reconstruction; the error has a range of its own; probabilities are shown over the frames."""
+    """It has one reconstruction; the error has its own range; probabilities lie over the frames."""
     maps = reconstruct(AdaMAE(ModelConfig(**CONFIG, normalize_target=False)).eval(), clip)
     assert maps.visible_stats is None
     maps = maps._replace(probability=torch.zeros(1, 4, 4, 4))
@@ -152,11 +152,9 @@ def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
     low_to_high = f"blue {error.min():.2f} … yellow {error.max():.2f}"
     assert rows["error"].label == f"error (mean {error.mean():.3f})\n{low_to_high}"
     colors = {tuple(color) for color in rows["error"].cells.reshape(-1, 3).tolist()}
-    ends = {
-        tuple(color)
-        for color in colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()
-    }
-    assert ends | {(reconstruction.VISIBLE,) * 3} <= colors
+    ends = colormaps[reconstruction.COLORMAP]([0.0, 1.0], bytes=True)[:, :3].tolist()
+    assert {tuple(color) for color in ends} <= colors
+    assert (reconstruction.VISIBLE,) * 3 in colors
     overlay = rows["probability"].cells.astype(int)
     assert overlay.shape == (8, 32, 32, 3)
     high, low = overlay[4, 12, 28], overlay[4, 28, 4]
@@ -166,7 +164,8 @@ def test_rows_of_a_model_that_predicts_pixels(clip: torch.Tensor) -> None:
 
 def test_features_are_colored_by_their_principal_components() -> None:
     features = torch.randn(2, 4, 4, 8) / 100
-    features[:, :, 2:, 0] += 1  # what differs most is the half
+    # What differs most is the half.
+    features[:, :, 2:, 0] += 1
     colors = reconstruction.color_features(features)
     assert colors.shape == (2, 4, 4, 3)
     assert abs(int(colors[:, :, :2, 0].mean()) - int(colors[:, :, 2:, 0].mean())) > 200
@@ -180,6 +179,7 @@ def test_features_are_colored_by_their_principal_components() -> None:
         (["run", "nowhere.mp4"], "nowhere.mp4 does not exist"),
         (["run", "c.mp4"], "c.mp4 cannot be decoded"),
         (["run", "empty"], "no video found in empty"),
+        (["run", "pictures"], "make shards of it with make_shards.py --fps"),
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
         (["damaged", "a.mp4"], "config.yaml is damaged"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
@@ -193,9 +193,17 @@ def test_features_are_colored_by_their_principal_components() -> None:
     ids=str,
 )
 def test_bad_input(
-    run: Path, videos: Path, tmp_path: Path, monkeypatch, arguments: list[str], sentence: str
+    run: Path,
+    videos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
 ) -> None:
     (videos / "empty").mkdir()
+    (videos / "pictures/frames").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (64, 48)).save(videos / f"pictures/frames/{number}.png")
     (videos / "run").symlink_to(run)
     (shutil.copytree(run, videos / "damaged") / "config.yaml").write_text("model: {")
     shorter = replace(ModelConfig(**CONFIG), num_frames=4)
@@ -210,28 +218,25 @@ def test_bad_input(
 
 
 def test_clips_show_the_frames_they_say(tmp_path: Path, videos: Path) -> None:
-    """Of a file, and of shards."""
+    """Those of a file, and those of shards."""
     shards = write_shards(
         tmp_path / "shards",
         [(f"v{i}", encode(40, first=i)) for i in range(5)],
         per_shard=2,
         classes=2,
     )
-    numbers = [13, 15, 17, 19, 21, 23, 25, 27]  # the middle
-    clips = list(
-        read_clips([videos / "b.mkv", shards], 8, 32, DataConfig(frame_stride=2), limit=10)
-    )
-    assert [clip.name for clip in clips] == ["b", *(f"v{i}" for i in range(5))]
-    assert [clip.title for clip in clips] == [
-        "b.mkv",
-        *(f"v{i}.mp4\nclass class {i % 2}" for i in range(5)),
-    ]
+    # Of 40 frames, those in the middle.
+    numbers = [13, 15, 17, 19, 21, 23, 25, 27]
+    locations = [videos / "b.mkv", shards]
+    clips = list(read_clips(locations, 8, 32, DataConfig(frame_stride=2), limit=10))
+    assert [clip.name for clip in clips] == ["b", "v0", "v1", "v2", "v3", "v4"]
+    titles = [f"v{i}.mp4\nclass class {i % 2}" for i in range(5)]
+    assert [clip.title for clip in clips] == ["b.mkv", *titles]
     for clip, first in zip(clips, [0, *range(5)], strict=True):
         assert clip.frames.shape == (8, 32, 32, 3)
         assert clip.times == [number / 8 for number in numbers]
-        assert [read_number(frame) for frame in clip.frames.numpy()] == [
-            (first + number) % 22 for number in numbers
-        ]
+        seen = [read_number(frame) for frame in clip.frames.numpy()]
+        assert seen == [(first + number) % 22 for number in numbers]
 
 
 def test_clips_of_a_list_lie_in_its_segments(
@@ -245,15 +250,12 @@ def test_clips_of_a_list_lie_in_its_segments(
     assert second.numbers == list(range(21, 37, 2))
     assert first.times == [number / 8 for number in first.numbers]
     for clip in (first, second):
-        assert [read_number(frame) for frame in clip.frames.numpy()] == [
-            number % 22 for number in clip.numbers
-        ]
-    shown = capsys.readouterr().err
-    assert (
-        "skipped b_t=9,inf, which cannot be decoded: its segment starts at 9, and the video has 5 seconds"
-        in shown
-    )
-    assert "skipped c, which cannot be decoded: it is a text file" in shown
+        seen = [read_number(frame) for frame in clip.frames.numpy()]
+        assert seen == [number % 22 for number in clip.numbers]
+    stderr = capsys.readouterr().err
+    reason = "its segment starts at 9, and the video has 5 seconds"
+    assert f"skipped b_t=9,inf, which cannot be decoded: {reason}" in stderr
+    assert "skipped c, which cannot be decoded: it is a text file" in stderr
 
 
 def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(
@@ -263,13 +265,14 @@ def test_a_folder_gives_evenly_spread_clips_and_equal_names_are_numbered(
         (tmp_path / f"many/{i // 5}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"many/{i // 5}/{i}.mp4").symlink_to(videos / "a.mp4")
     (videos / "a-2.mp4").symlink_to(videos / "a.mp4")
-    given = [tmp_path / "many", videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
-    clips = read_clips(given, 8, 32, DataConfig(frame_stride=1), limit=3)
+    locations = [tmp_path / "many", videos / "a.mp4", videos / "a.mp4", videos / "a-2.mp4"]
+    clips = read_clips(locations, 8, 32, DataConfig(frame_stride=1), limit=3)
     assert [clip.name for clip in clips] == ["0_0", "0_4", "1_8", "a", "a-2", "a-2-2"]
 
 
 def test_resizing_keeps_shapes_and_the_center() -> None:
     frames = np.zeros((1, 40, 100, 3), np.uint8)
-    frames[:, :, 30:70] = 255  # the middle square
+    # The middle square.
+    frames[:, :, 30:70] = 255
     assert (resize_and_crop(frames, 20)[:, :, :, 2:-2] == 255).all()
     assert (resize_and_crop(frames, 80)[:, :, :, 5:-5] == 255).all()

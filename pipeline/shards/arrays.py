@@ -48,8 +48,10 @@ class Shape(NamedTuple):
 
 
 def is_array(source: Source) -> bool:
-    """Return whether a file begins like an .npy file."""
+    """Return whether a file begins like an .npy file; a folder of pictures does not."""
     if isinstance(source, Path):
+        if source.is_dir():
+            return False
         with source.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     return bytes(source[: len(MAGIC)]) == MAGIC

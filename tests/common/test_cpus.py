@@ -43,11 +43,10 @@ def test_a_quota_limits_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     periods = {name.replace("quota", "period"): "100000\n" for name in files if "quota" in name}
-    for name, text in {
-        f"sys/fs/cgroup/{name}": text for name, text in (files | periods).items()
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    for name, text in (files | periods).items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     if groups:
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(groups)

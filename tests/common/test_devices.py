@@ -28,14 +28,15 @@ ROOT = Path(__file__).parents[2]
 
 # In the words of PyTorch's allocator for CUDA.
 FULL = (
-    "CUDA out of memory. Tried to allocate 4.60 GiB. GPU 0 has a total capacity of 139.81 GiB of which 2.11 GiB is"
-    " free. Including non-PyTorch memory, this process has 137.69 GiB memory in use. If reserved …"
+    "CUDA out of memory. Tried to allocate 4.60 GiB. GPU 0 has a total capacity of 139.81 GiB of"
+    " which 2.11 GiB is free. Including non-PyTorch memory, this process has 137.69 GiB memory in"
+    " use. If reserved …"
 )
 
 
 @pytest.fixture
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that has PyTorch find GPUs of a compute capability, and be built for some."""
+    """Return a function that lets PyTorch find GPUs, and be built for some."""
 
     def pretend(
         count: int, capability: tuple[int, int] = (9, 0), built_for: Sequence[str] = ("sm_90",)
@@ -70,13 +71,15 @@ def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., No
         assert choose_device(index=3) == torch.device("cuda", 3)
     for capability, built_for in (((7, 5), ["sm_75", "sm_80"]), ((12, 0), ["sm_90", "sm_100"])):
         pretend_gpus(4, capability, built_for)
-        said = f"GPU 3, Tesla T4, has compute capability {'.'.join(map(str, capability))}: .* {', '.join(built_for)};"
-        with pytest.raises(InputError, match=said):
+        version = ".".join(map(str, capability))
+        architectures = ", ".join(built_for)
+        message = f"GPU 3, Tesla T4, has compute capability {version}: .* {architectures};"
+        with pytest.raises(InputError, match=message):
             choose_device(index=3)
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (
             torch.OutOfMemoryError(FULL),
@@ -93,8 +96,8 @@ def test_a_gpu_of_another_architecture_is_refused(pretend_gpus: Callable[..., No
         ),
     ],
 )
-def test_what_stops_a_step_is_explained(error: Exception, says: str) -> None:
-    with pytest.raises(InputError, match=says), explain_failures(parse(["data.shards=s"])):
+def test_what_stops_a_step_is_explained(error: Exception, message: str) -> None:
+    with pytest.raises(InputError, match=message), explain_failures(parse(["data.shards=s"])):
         raise error
     with (
         pytest.raises(RuntimeError, match="mat1 and mat2"),
@@ -116,10 +119,11 @@ def test_expandable_segments_are_the_default_where_nvml_answers(
     settings: dict[str, str], answers: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it does not, PyTorch would end with a segmentation fault."""
-    monkeypatch.setattr(
-        ctypes, "CDLL", lambda name: SimpleNamespace(nvmlInit_v2=lambda: 0 if answers else 9)
-    )
+    status = 0 if answers else 9
+    library = SimpleNamespace(nvmlInit_v2=lambda: status)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        # Set first, so that monkeypatch also removes what the module sets.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in settings.items():
@@ -130,7 +134,11 @@ def test_expandable_segments_are_the_default_where_nvml_answers(
 
 @pytest.mark.gpu
 def test_pytorch_uses_expandable_segments() -> None:
-    program = "import adamae.common.devices, torch; torch.zeros(1, device='cuda'); print(torch.cuda.memory._snapshot())"
+    program = """
+import adamae.common.devices, torch
+torch.zeros(1, device="cuda")
+print(torch.cuda.memory._snapshot())
+"""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -144,25 +152,26 @@ def test_a_gpu_that_is_full_is_explained() -> None:
         torch.empty(2**50, dtype=torch.uint8, device="cuda")
 
 
-@pytest.mark.parametrize("has_units", [True, False])
-def test_bf16_is_fp32_on_a_cpu_without_units_for_it(
-    has_units: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_native", [True, False])
+def test_bf16_is_fp32_on_a_cpu_without_native_bf16(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_native)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     cpu = torch.device("cpu")
-    assert choose_precision(cpu, "bf16") == ("bf16" if has_units else "fp32")
+    assert choose_precision(cpu, "bf16") == ("bf16" if is_native else "fp32")
     assert choose_precision(torch.device("cuda"), "bf16") == "bf16"
     x = torch.randn(3, 8)
     with autocast_to(cpu, "bf16"):
-        assert (x @ x.T).dtype == (torch.bfloat16 if has_units else torch.float32)
+        assert (x @ x.T).dtype == (torch.bfloat16 if is_native else torch.float32)
     with autocast_to(cpu, "fp32"):
         assert (x @ x.T).dtype == torch.float32
 
 
-@pytest.mark.slow  # a fresh import of torch
+# Slow: it imports torch in a fresh process.
+@pytest.mark.slow
 def test_idle_openmp_threads_sleep() -> None:
     """The variable is set when OpenMP is loaded."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}

@@ -30,19 +30,20 @@ def end(
     return ended.value.code, capsys.readouterr().err
 
 
-def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
+def test_every_ending_is_one_sentence_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert end(InputError("it is wrong"), capsys) == (2, "error: it is wrong\n")
     assert end(KeyboardInterrupt(), capsys) == (130, "interrupted\n")
-    resumed = "interrupted; progress is saved, re-run the same command to resume\n"
-    assert end(KeyboardInterrupt(), capsys, resumable=True) == (130, resumed)
+    message = "interrupted; progress is saved, re-run the same command to resume\n"
+    assert end(KeyboardInterrupt(), capsys, resumable=True) == (130, message)
     assert end(OSError(28, "No space left on device", "/nowhere/x"), capsys)[0] == 74
     assert end(ModuleNotFoundError(name="nvidia.dali"), capsys) == (
         2,
         "error: the package nvidia is not installed: pip install nvidia-dali-cuda130\n",
     )
-    taken = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be …"
-    said = f"error: {taken.splitlines()[0]}: another process has this GPU for itself; choose another one"
-    assert end(RuntimeError(taken), capsys) == (2, f"{said} with CUDA_VISIBLE_DEVICES\n")
+    busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    advice = "another process has this GPU for itself; choose another one with CUDA_VISIBLE_DEVICES"
+    code, stderr = end(RuntimeError(f"{busy}\nCUDA kernel errors might be …"), capsys)
+    assert (code, stderr) == (2, f"error: {busy}: {advice}\n")
     assert end(RuntimeError("CUDA error: out of memory\n…"), capsys)[0] == 2
     for bug in (
         ZeroDivisionError(),
@@ -50,7 +51,7 @@ def test_every_ending_is_one_sentence_and_an_exit_code(capsys) -> None:
         ModuleNotFoundError(name="no_such_module"),
     ):
         with pytest.raises(type(bug)):
-            run_command(lambda bug=bug: (_ for _ in ()).throw(bug))
+            end(bug, capsys)
 
 
 COMMANDS = {
@@ -79,15 +80,14 @@ def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path: Path, command: str
         text=True,
         timeout=60,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # which a shell's background jobs ignore
+        # A shell's background jobs ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_torchrun_sees_the_cause_before_its_consequences(
-    tmp_path: Path, capsys, monkeypatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports = {}
     file = tmp_path / "error.json"
@@ -101,7 +101,9 @@ def test_torchrun_sees_the_cause_before_its_consequences(
     assert end(InputError("it is wrong"), capsys) == (2, "error: it is wrong\n")
 
 
-def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys) -> None:
+def test_a_file_in_the_place_of_a_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "folder", tmp_path / ("x" * 300)):
         with pytest.raises(OSError, match=str(tmp_path)) as error:
@@ -112,21 +114,23 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, capsys) -> Non
 
 
 def test_a_failed_write_names_its_file_and_leaves_the_old_one_and_nothing_else(
-    tmp_path: Path, capsys
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that is not UTF-8 survives."""
-    file, value = tmp_path / "a.json", {"source": os.fsdecode(b"caf\xe9.mp4"), "ratio": "ρ"}
+    file = tmp_path / "a.json"
+    value = {"source": os.fsdecode(b"caf\xe9.mp4"), "ratio": "ρ"}
     write_json(file, value)
 
     def fail_halfway() -> None:
         with atomic_write(file) as temporary:
             temporary.write_text("half")
-            raise OSError(28, "No space left on device")  # as Pillow and NumPy do
+            # Pillow and NumPy raise it without a file name.
+            raise OSError(28, "No space left on device")
 
     with pytest.raises(SystemExit) as ended:
         run_command(fail_halfway)
-    said = rf"error: cannot use {file}: No space left on device: free space and run .*\n"
-    assert re.fullmatch(said, capsys.readouterr().err)
+    message = rf"error: cannot use {file}: No space left on device: free space and run .*\n"
+    assert re.fullmatch(message, capsys.readouterr().err)
     assert ended.value.code == 74
     assert [path.name for path in file.parent.iterdir()] == ["a.json"]
     assert json.loads(file.read_text(encoding="utf-8")) == value

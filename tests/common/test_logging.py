@@ -50,10 +50,10 @@ def test_make_shards_escapes_every_name(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: make_shards.main([str(folder), str(output)]))
     assert ended.value.code == 2
-    said = "".join(capsys.readouterr())
-    assert set(said) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
-    assert all(f"{name}.mp4" in said for name in HOSTILE.values())
-    assert said.splitlines()[-1].startswith(
+    output_text = "".join(capsys.readouterr())
+    assert set(output_text) & set("\x1b\x07\x9b\x7f\u202e\u2066\udce9") == set()
+    assert all(f"{name}.mp4" in output_text for name in HOSTILE.values())
+    assert output_text.splitlines()[-1].startswith(
         "error: none of 6 videos can be used: 6 times: it is a link"
     )
 

@@ -31,7 +31,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("content", "message"), HOSTILE.values(), ids=list(HOSTILE))
 def test_hostile_yaml_is_one_sentence(
-    tmp_path: Path, monkeypatch, content: str | bytes, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.yaml"

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,28 +26,33 @@ TINY = [
 ]
 
 
+Report = Callable[..., tuple[int, dict[str, str]]]
+
+
 @pytest.fixture
-def report(capsys, monkeypatch):
-    """Runs the doctor and returns its exit status and lines."""
-    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", False)  # as outside of tests
+def report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Report:
+    """Return a function that runs the doctor and returns its exit status and its lines by name.
+
+    All lines together are under the name "all".
+    """
+    # As outside of tests.
+    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", False)
 
     def run(*arguments: str) -> tuple[int, dict[str, str]]:
         is_intact = doctor.check_environment()
-        status = (
-            doctor.main(doctor.parse_arguments([*arguments, *TINY, "--seconds", "0.05"]))
-            or not is_intact
-        )
+        options = doctor.parse_arguments([*arguments, *TINY, "--seconds", "0.05"])
+        status = doctor.main(options) or not is_intact
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) < 45  # one page
-        return status, {line[:14].lstrip("! ").strip(): line for line in lines} | {
-            "all": "\n".join(lines)
-        }
+        assert len(lines) < 45, "a report is a page"
+        by_name = {line[:14].lstrip("! ").strip(): line for line in lines}
+        by_name["all"] = "\n".join(lines)
+        return status, by_name
 
     return run
 
 
-def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
-    """Of short videos, which is told."""
+def test_a_healthy_machine_and_its_shards(report: Report, synthetic_shards: Path) -> None:
+    """Its videos are shorter than a clip, which is a warning and no error."""
     status, lines = report(str(synthetic_shards), "data.frame_stride=6", "data.repeats=2")
     assert status == 0
     assert "16 videos, 256 frames, " in lines["dataset"]
@@ -60,12 +66,13 @@ def test_a_healthy_machine_and_its_shards(report, synthetic_shards):
     assert "size tiny, mask ratio 0.95, batches of 2" in lines["step"]
     assert "2 clips" in lines["memory"]
     assert "predicted for a GPU" in lines["memory"]
-    assert "here: 12,800 steps of 2 clips, " in lines["duration"]  # 800 epochs of 16 videos, twice
+    # 800 epochs of 16 videos, each read twice.
+    assert "here: 12,800 steps of 2 clips, " in lines["duration"]
     assert "data-bound" in lines["verdict"]
     assert "\n!" not in lines["all"]
 
 
-def test_without_shards_it_measures_the_step(report):
+def test_without_shards_it_measures_the_step(report: Report) -> None:
     status, lines = report("steps=3")
     assert status == 0
     assert "clips/s" in lines["step"]
@@ -73,23 +80,25 @@ def test_without_shards_it_measures_the_step(report):
     assert "loading" not in lines
 
 
-def test_what_is_broken_is_a_line(report, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "nvidia.dali", SimpleNamespace())  # without a version
+def test_what_is_broken_is_a_line(
+    report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # A module without a version.
+    monkeypatch.setitem(sys.modules, "nvidia.dali", SimpleNamespace())
     status, lines = report(str(tmp_path / "nowhere"))
     assert status == 1
     assert lines["DALI"].startswith("! DALI          AttributeError: ")
     assert lines["dataset"].startswith("! ")
     assert "nowhere" in lines["dataset"]
     assert "step" not in lines, "no step is timed beside a wrong path"
-    monkeypatch.setattr(
-        "torch.cuda.device_count", lambda: 1 / 0
-    )  # whatever an installation can raise
+    # An installation may raise anything.
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1 / 0)
     status, lines = report()
     assert status == 1
     assert "! GPUs          ZeroDivisionError" in lines["GPUs"]
 
 
-def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path):
+def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path: Path) -> None:
     (tmp_path / "av.py").write_text(
         "raise OSError('libavcodec.so.62: cannot open shared object file')"
     )
@@ -105,9 +114,10 @@ def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path):
 
 
 def compare(device: str, step_speed: float) -> list[str]:
-    speeds = {doctor.CONFIGURED: 60.0, "data.repeats=2": 90.0} | (
-        {"data.decoder=dali": 30.0} if device == "cuda" else {}
-    )
+    """Return the verdict of a run whose loader makes 60 clips/s as configured."""
+    speeds = {doctor.CONFIGURED: 60.0, "data.repeats=2": 90.0}
+    if device == "cuda":
+        speeds["data.decoder=dali"] = 30.0
     config = doctor.parse_arguments(["data.num_workers=1"]).config
     dist = SimpleNamespace(device=torch.device(device))
     run = doctor.PlannedRun(
@@ -118,24 +128,24 @@ def compare(device: str, step_speed: float) -> list[str]:
     return lines
 
 
-def test_the_verdict(monkeypatch):
-    made = "the loader makes 60 with this configuration, 90 with data.repeats=2"
+def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = "the loader makes 60 with this configuration, 90 with data.repeats=2"
     assert compare("cpu", 100) == [
         "data-bound, stalled about 40% of the time: the training step takes 100 clips/s, "
-        f"{made}; more CPU cores help too",
+        f"{loader}; more CPU cores help too",
     ]
-    assert compare("cpu", 30) == [f"not data-bound: the training step takes 30 clips/s, {made}"]
+    assert compare("cpu", 30) == [f"not data-bound: the training step takes 30 clips/s, {loader}"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
-    said = (
+    cores = (
         "CPU cores per GPU that load as fast as a step: 5 with this configuration,"
         " 4 with data.repeats=2; there are 8"
     )
-    assert said in compare("cuda", 300)[-1]
+    assert cores in compare("cuda", 300)[-1]
 
 
 @pytest.mark.slow
-def test_several_ranks_time_their_network_and_name_the_slowest():
+def test_several_ranks_time_their_network_and_name_the_slowest() -> None:
     torchrun = [
         sys.executable,
         "-m",
@@ -159,6 +169,6 @@ def test_several_ranks_time_their_network_and_name_the_slowest():
     assert "5 steps of 6 clips" in done.stdout
 
 
-def test_a_duration_that_is_none():
+def test_a_duration_that_is_none() -> None:
     with pytest.raises(InputError, match="--seconds is 0"):
         doctor.parse_arguments(["--seconds", "0"])
