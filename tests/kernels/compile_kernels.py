@@ -1,7 +1,9 @@
-"""Compile every kernel in the configurations the presets use, on any machine, and list what it takes of a GPU.
+"""Compile every kernel as the presets use it, on any machine, and list what it takes of a GPU.
 
-`python tests/kernels/compile_kernels.py [80 90 100]` prints one JSON line per kernel, configuration and compute
-capability: registers a thread, shared memory in bytes, stack and local memory in bytes (where spills go).
+`python tests/kernels/compile_kernels.py [80 90 100]` prints one JSON line per kernel, configuration
+and compute
+capability: registers a thread, shared memory in bytes, stack and local memory in bytes (where
+spills go).
 """
 
 import json
@@ -37,7 +39,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class Launcher:
-    """Takes the place of wrap_triton(kernel): notes what a launch would compile, and launches nothing.
+    """Stands in for wrap_triton(kernel): notes what a launch would compile, and launches nothing.
 
     sources: where it notes them, with the number of warps, by all that distinguishes them.
     """

@@ -1,4 +1,4 @@
-"""What the tests of kernels share: references to compare with, and the token path in one function."""
+"""What the tests of kernels share: references to compare with, and the whole token path."""
 
 from collections.abc import Callable
 from typing import Any

@@ -47,6 +47,7 @@ def test_opcheck(name: str, device: torch.device) -> None:
     if device.type == "cuda":
         torch.library.opcheck(op, arguments)
     else:
-        # The interpreter reads values, which fake tensors have not; test_compile.py traces with them.
+        # The interpreter reads values, which fake tensors have not; test_compile.py traces with
+        # them.
         checks = ("test_schema", "test_autograd_registration")
         torch.library.opcheck(op, arguments, test_utils=checks)

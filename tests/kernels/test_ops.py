@@ -31,7 +31,7 @@ def random_ids(batch: int, tokens: int, k: int, device: torch.device) -> tuple[T
 
 
 def random_clip(layout: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Make a random clip; a cropped one is a view of a larger one, whose rows are not contiguous."""
+    """Make a random clip; a cropped one is a view, and its rows are not contiguous."""
     batch, frames, height, width, channels = shape
     larger = (batch, frames, height + 3, width + 5, channels)
     generator = torch.Generator().manual_seed(3)

@@ -66,8 +66,8 @@ def test_the_absolute_error_on_a_worked_example() -> None:
     zeros = torch.zeros(1, 1, 12)
     raw = masked_patch_loss(zeros, clip, ids, 1, 2, "l1", normalize=False)
     assert raw.item() == pytest.approx((10 + 20 + 7 + 7 + 0 + 255) / 6 / 255, rel=1e-6)
-    # The unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3: normalized values are -+ sqrt(3) / 2,
-    # and 0 in the flat channel.
+    # The unbiased deviation of (a, b, a, b) is |a - b| / sqrt 3: normalized values are -+ sqrt(3) /
+    # 2, and 0 in the flat channel.
     normalized = masked_patch_loss(zeros, clip, ids, 1, 2, "l1")
     assert normalized.item() == pytest.approx(2 / 3 * 3**0.5 / 2, rel=1e-4)
 

@@ -1,4 +1,4 @@
-"""What the tests of this room build their models from."""
+"""What the tests of models build them from."""
 
 from typing import Any
 
@@ -30,34 +30,33 @@ def small(**changes: Any) -> ModelConfig:
 
 def random_clip(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> Tensor:
     shape = (batch_size, config.num_frames, *config.frame_size, 3)
-    return torch.randint(
-        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
 
 def random_ids(config: ModelConfig, batch_size: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """visible_ids, masked_ids: ascending, of a random split of the tokens."""
+    """Split the tokens at random; return visible_ids and masked_ids, ascending."""
     generator = torch.Generator().manual_seed(seed)
-    order = torch.stack(
-        [torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)]
-    )
-    return order[:, : config.num_visible].sort().values, order[
-        :, config.num_visible :
-    ].sort().values
+    rows = [torch.randperm(config.num_tokens, generator=generator) for _ in range(batch_size)]
+    order = torch.stack(rows)
+    visible = order[:, : config.num_visible].sort().values
+    masked = order[:, config.num_visible :].sort().values
+    return visible, masked
 
 
 def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
     """Let the model mask these tokens, whatever its sampler would choose."""
+    strategy = model.token_sampler
 
     def sample(logits: Tensor, seed: int, offset: int) -> Mask:
-        return Mask(visible_ids, masked_ids, logits.log_softmax(-1) if strategy.learns else None)
+        log_probs = logits.log_softmax(-1) if strategy.learns else None
+        return Mask(visible_ids, masked_ids, log_probs)
 
-    strategy = model.token_sampler
     strategy.sample = sample  # type: ignore[method-assign, assignment]
 
 
 def randomize(module: nn.Module, seed: int = 0) -> None:
-    """Leave nothing at its neutral start: with biases of 0 and norms of 1 mistakes would not show."""
+    """Change all parameters: with biases of 0 and norms of 1, mistakes would not show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in module.parameters():
@@ -68,6 +67,8 @@ def close(value: Tensor, expected: Tensor, name: str = "", within: float = 1e-5)
     """Compare relative to the largest of the expected values."""
     atol = within * max(expected.abs().max().item(), 1e-3)
     expected = expected.to(value.dtype)
-    torch.testing.assert_close(
-        value.cpu(), expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}"
-    )
+
+    def describe(text: str) -> str:
+        return f"{name}: {text}"
+
+    torch.testing.assert_close(value.cpu(), expected, rtol=0, atol=atol, msg=describe)

@@ -1,3 +1,5 @@
+"""The whole model: what each part sees, what each loss trains, what changes no value."""
+
 import pytest
 import torch
 from material import close, give_ids, random_clip, random_ids, randomize, small
@@ -13,47 +15,47 @@ SAMPLER = "token_sampler."
 
 
 def gradient_names(model: torch.nn.Module, loss: Tensor) -> set[str]:
-    """The parameters that `loss` moves."""
+    """Return the names of the parameters that `loss` changes."""
     model.zero_grad(set_to_none=True)
     loss.backward(retain_graph=True)
-    return {
-        name
-        for name, value in model.named_parameters()
-        if value.grad is not None and value.grad.any()
-    }
+    names = set()
+    for name, value in model.named_parameters():
+        if value.grad is not None and value.grad.any():
+            names.add(name)
+    return names
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("detach", [True, False])
-def test_hidden_pixels_do_not_reach_the_encoder(masking, detach) -> None:
+def test_masked_pixels_do_not_reach_the_encoder(masking: str, detach: bool) -> None:
     config = small(masking=masking, detach_sampler_input=detach, mask_ratio=0.5)
     model = AdaMAE(config).eval()
     features = []
     model.encoder.register_forward_hook(lambda module, inputs, output: features.append(output))
     clip = random_clip(config)
     first = model(clip, 3, 0)
-    if masking == "adaptive":  # the sampler does see all pixels: keep its mask
+    if masking == "adaptive":
+        # The sampler does see all pixels: keep its mask.
         give_ids(model, first.visible_ids, first.masked_ids)
 
-    is_masked = (
-        torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1).view(2, *config.grid, 1)
-    )
-    is_masked = (
-        is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3).bool()
-    )
-    other = torch.where(is_masked, 255 - clip, clip)
-    assert not torch.equal(other, clip)
-    second = model(other, 3, 0)
+    # Tokens are 2 frames of 8 × 8 pixels.
+    is_masked = torch.zeros(2, config.num_tokens).scatter(1, first.masked_ids, 1)
+    is_masked = is_masked.view(2, *config.grid, 1).bool()
+    is_masked = is_masked.repeat_interleave(2, 1).repeat_interleave(8, 2).repeat_interleave(8, 3)
+    changed_clip = torch.where(is_masked, 255 - clip, clip)
+    assert not torch.equal(changed_clip, clip)
+    second = model(changed_clip, 3, 0)
     assert torch.equal(features[0], features[1])
     assert torch.equal(first.pred, second.pred)
     assert not torch.equal(first.loss_per_token, second.loss_per_token)
 
+    # Had visible pixels changed, too, the encoder would have seen it.
     model(255 - clip, 3, 0)
     assert not torch.equal(features[0], features[2])
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_tokens_of_a_cross_decoder_are_predicted_by_themselves(checkpointing) -> None:
+def test_tokens_of_a_cross_decoder_are_predicted_by_themselves(checkpointing: bool) -> None:
     config = small(decoder_attention="cross", activation_checkpointing=checkpointing)
     model = AdaMAE(config)
     randomize(model)
@@ -61,12 +63,13 @@ def test_tokens_of_a_cross_decoder_are_predicted_by_themselves(checkpointing) ->
     features = torch.randn(2, config.num_visible, 48)
     pred = model.decoder(features, visible, masked)
     close(model.decoder(features, visible, masked[:, 3:7]), pred[:, 3:7])
+    # They do depend on the visible ones: here on those of the other clip.
     assert not torch.allclose(model.decoder(features.flip(0), visible, masked), pred)
 
 
 @pytest.mark.parametrize("decoder", ["self", "cross"])
 @pytest.mark.parametrize("detach", [True, False])
-def test_gradients_reach_only_what_they_should(detach, decoder) -> None:
+def test_gradients_reach_only_what_they_should(detach: bool, decoder: str) -> None:
     config = small(detach_sampler_input=detach, decoder_attention=decoder)
     model = AdaMAE(config)
     randomize(model)
@@ -74,14 +77,14 @@ def test_gradients_reach_only_what_they_should(detach, decoder) -> None:
     everything = {name for name, _ in model.named_parameters()}
     sampler = {name for name in everything if name.startswith(SAMPLER)}
     tokenizer = {name for name in everything if name.startswith("tokenizer.")}
-
-    by_sampling = gradient_names(model, output.sampling_loss)
     # A bias shared by all logits does not change a softmax: its gradient is rounding at most.
-    assert by_sampling - {"token_sampler.logit.bias"} == (
-        sampler - {"token_sampler.logit.bias"} | (set() if detach else tokenizer)
-    )
+    without_gradient = {"token_sampler.logit.bias"}
+
+    expected = sampler if detach else sampler | tokenizer
+    by_sampling = gradient_names(model, output.sampling_loss)
+    assert by_sampling - without_gradient == expected - without_gradient
     assert gradient_names(model, output.reconstruction_loss) == everything - sampler
-    assert gradient_names(model, output.loss) >= everything - {"token_sampler.logit.bias"}
+    assert gradient_names(model, output.loss) >= everything - without_gradient
 
 
 def test_in_bf16_losses_stay_fp32_and_gradients_are_close() -> None:
@@ -91,9 +94,8 @@ def test_in_bf16_losses_stay_fp32_and_gradients_are_close() -> None:
     randomize(model)
     give_ids(model, *random_ids(config))
     dtypes = []
-    model.token_sampler.body[0].attn.register_forward_hook(
-        lambda module, x, y: dtypes.append(y.dtype)
-    )
+    attention = model.token_sampler.body[0].attn
+    attention.register_forward_hook(lambda module, x, y: dtypes.append(y.dtype))
 
     def run(in_bf16: bool) -> tuple[Output, dict[str, Tensor]]:
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
@@ -104,7 +106,8 @@ def test_in_bf16_losses_stay_fp32_and_gradients_are_close() -> None:
         gradients = torch.autograd.grad(output.reconstruction_loss, parameters.values())
         return output, dict(zip(parameters, gradients, strict=True))
 
-    (plain, exact), (output, gradients) = run(False), run(True)
+    plain, exact = run(in_bf16=False)
+    output, gradients = run(in_bf16=True)
     assert dtypes == [torch.float32, torch.bfloat16]
     assert output.pred.dtype == torch.bfloat16
     for name in ("loss", "reconstruction_loss", "sampling_loss", "loss_per_token", "log_probs"):
@@ -116,7 +119,7 @@ def test_in_bf16_losses_stay_fp32_and_gradients_are_close() -> None:
         assert error < 0.06, (name, error)
 
 
-def test_clips_draw_the_same_in_any_batch() -> None:
+def test_clips_have_the_same_masks_in_any_batch() -> None:
     config = small()
     model = AdaMAE(config).eval()
     clip = random_clip(config, batch_size=4)
@@ -132,7 +135,9 @@ def test_clips_draw_the_same_in_any_batch() -> None:
     [(8, 112, 2, 16), (64, 112, 2, 16), (8, 224, 4, 32), (2, 448, 1, 32), (6, 96, 3, 8)],
 )
 @pytest.mark.parametrize("positions", ["flat-1d", "separable-3d"])
-def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, positions) -> None:
+def test_other_clip_shapes(
+    num_frames: int, image_size: int, tubelet_size: int, patch_size: int, positions: str
+) -> None:
     config = small(
         num_frames=num_frames,
         image_size=image_size,
@@ -144,75 +149,89 @@ def test_other_clip_shapes(num_frames, image_size, tubelet_size, patch_size, pos
     output = model(random_clip(config, batch_size=1), 0, 0)
     output.loss.backward()
     num_tokens = (num_frames // tubelet_size) * (image_size // patch_size) ** 2
+    num_masked = num_tokens - num_tokens // 4
     assert output.log_probs.shape == (1, num_tokens)
-    assert output.pred.shape == (1, num_tokens - num_tokens // 4, 3 * tubelet_size * patch_size**2)
+    assert output.pred.shape == (1, num_masked, 3 * tubelet_size * patch_size**2)
     assert model.encode(random_clip(config, batch_size=1)).tokens.shape == (1, num_tokens, 48)
 
 
-@pytest.mark.slow  # half a minute of tracing
+# Half a minute of tracing.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("masking", "checkpointing"), [("adaptive", False), ("adaptive", True), ("tube", False)]
 )
-def test_compiled_whole_and_once_it_learns_as_the_plain_model(masking, checkpointing) -> None:
+def test_compiled_whole_and_once_it_learns_as_the_plain_model(
+    masking: str, checkpointing: bool
+) -> None:
     """Though the compiled backward pass is given less, and makes the rest again."""
     torch._dynamo.reset()
-    model = AdaMAE(
-        small(masking=masking, activation_checkpointing=checkpointing, detach_sampler_input=False)
-    ).eval()
+    config = small(
+        masking=masking, activation_checkpointing=checkpointing, detach_sampler_input=False
+    )
+    model = AdaMAE(config).eval()
     randomize(model)
 
     def step(seed: int) -> tuple[Output, list[Tensor]]:
         output = model(random_clip(model.config), torch.tensor(seed), torch.tensor(10 * seed))
         return output, list(torch.autograd.grad(output.loss, list(model.parameters())))
 
-    plain = step(1), step(2)
+    expected_steps = {seed: step(seed) for seed in (1, 2)}
     compile_in_place(model, fullgraph=True, backend="aot_eager_decomp_partition")
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for seed, (expected, gradients) in enumerate(plain, 1):
-            output, found = step(seed)
+        for seed, (expected, expected_gradients) in expected_steps.items():
+            output, gradients = step(seed)
             assert torch.equal(output.visible_ids, expected.visible_ids)
             torch.testing.assert_close(output.loss, expected.loss)
-            torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("masking", ["adaptive", "tube"])
-def test_activation_checkpointing_changes_neither_loss_nor_gradients(masking, monkeypatch) -> None:
+def test_activation_checkpointing_changes_neither_loss_nor_gradients(
+    masking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def step(
         checkpointing: bool, clips_at_once: int, train: bool
     ) -> tuple[Tensor, list[Tensor], int]:
+        """Return loss, gradients, and how many numbers are kept for the backward pass."""
         monkeypatch.setattr("adamae.model.masking.CLIPS_AT_ONCE", clips_at_once)
         torch.manual_seed(0)
         config = small(masking=masking, activation_checkpointing=checkpointing, decoder_depth=3)
         model = AdaMAE(config).train(train)
         randomize(model)
-        kept: list[int] = []
+        sizes: list[int] = []
+
+        def keep(x: Tensor) -> Tensor:
+            sizes.append(x.numel())
+            return x
+
         with (
-            torch.autograd.graph.saved_tensors_hooks(
-                lambda x: kept.append(x.numel()) or x, lambda x: x
-            ),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x),
             torch.autocast("cpu", torch.bfloat16, enabled=train),
         ):
             loss = model(random_clip(config, batch_size=3), 0, 0).loss
         loss.backward()
-        return loss, [value.grad for value in model.parameters()], sum(kept)
+        return loss, [value.grad for value in model.parameters()], sum(sizes)
 
-    loss, gradients, kept = step(False, 8, train=True)
-    again, other_gradients, less = step(True, 8, train=True)  # in one go dropout draws the same
-    assert less < 0.75 * kept
-    assert torch.equal(again, loss)
-    torch.testing.assert_close(other_gradients, gradients, rtol=0, atol=0)
-    loss, gradients, _ = step(False, 8, train=False)
-    again, other_gradients, _ = step(True, 2, train=False)  # two clips, then one
-    torch.testing.assert_close(again, loss)
-    torch.testing.assert_close(other_gradients, gradients, rtol=1e-4, atol=1e-5)
+    # In one go, dropout is the same.
+    expected, expected_gradients, plain_size = step(False, 8, train=True)
+    loss, gradients, size = step(True, 8, train=True)
+    assert size < 0.75 * plain_size
+    assert torch.equal(loss, expected)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=0, atol=0)
+    # Two clips, then one.
+    expected, expected_gradients, _ = step(False, 8, train=False)
+    loss, gradients, _ = step(True, 2, train=False)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_parameters_and_their_initialization() -> None:
-    """The paper's 102.5 M, of which 94.2 M are not the sampler's."""
+    """The paper's model has 102.5 M, of which 94.2 M are not the sampler's."""
     with torch.device("meta"):
-        adaptive, tube = AdaMAE(ModelConfig()), AdaMAE(ModelConfig(masking="tube"))
-    counts = [sum(value.numel() for value in model.parameters()) for model in (adaptive, tube)]
-    assert counts == [102_501_505, 94_210_944]
+        adaptive = AdaMAE(ModelConfig())
+        tube = AdaMAE(ModelConfig(masking="tube"))
+    assert sum(value.numel() for value in adaptive.parameters()) == 102_501_505
+    assert sum(value.numel() for value in tube.parameters()) == 94_210_944
     model = AdaMAE(ModelConfig(size="tiny"))
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}, (
         "fixed positions are not saved"
@@ -225,12 +244,14 @@ def test_parameters_and_their_initialization() -> None:
         elif name == "decoder.mask_token":
             assert 0.01 < value.std() < 0.03
         else:
-            bound = (6 / sum(value.shape)) ** 0.5  # Xavier-uniform
+            # Xavier-uniform.
+            bound = (6 / sum(value.shape)) ** 0.5
             assert 0.9 * bound < value.abs().max() <= bound, name
 
 
 def test_drop_path_acts_and_grows_with_depth() -> None:
     config = small(encoder_depth=3)
-    classifier, clip = VideoClassifier(config, num_classes=5, drop_path=0.4), random_clip(config)
+    classifier = VideoClassifier(config, num_classes=5, drop_path=0.4)
+    clip = random_clip(config)
     assert [block.drop_path.p for block in classifier.encoder.blocks] == [0, 0.2, 0.4]
     assert not torch.equal(classifier.features(clip), classifier.features(clip))

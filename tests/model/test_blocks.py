@@ -1,5 +1,9 @@
-"""Positions, and what blocks do otherwise than PyTorch's layers: cast together, recompute GELU, drop branches."""
+"""Positions, and what blocks do otherwise than PyTorch's layers.
 
+They cast weights together, recompute GELU, and drop branches.
+"""
+
+import operator
 from collections import Counter
 from typing import Any
 
@@ -14,12 +18,14 @@ from adamae.model.tokenizer import position_table
 
 
 class Operators(TorchDispatchMode):
+    """Counts the operators that run under it, by name."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[func.overloadpacket.__name__] += 1
+        self.calls[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -34,7 +40,8 @@ def gradients(function: Any, x: Tensor, mlp: Mlp, in_bf16: bool) -> list[Tensor]
 
 
 def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> None:
-    mlp, x = Mlp(16, 64, dropout=0), torch.randn(2, 33, 16, requires_grad=True)
+    mlp = Mlp(16, 64, dropout=0)
+    x = torch.randn(2, 33, 16, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
         dtype = autocast_dtype(x, mlp.fc1.weight)
@@ -42,16 +49,21 @@ def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> No
 
     torch.testing.assert_close(gradients(run, x, mlp, False), gradients(plain(mlp), x, mlp, False))
     exact = gradients(plain(mlp), x, mlp, False)
-    for got, rounded, value in zip(
-        gradients(run, x, mlp, True), gradients(plain(mlp), x, mlp, True), exact, strict=True
-    ):
-        assert (got - value).norm() <= 2 * (rounded - value).norm()
+    rounded = gradients(plain(mlp), x, mlp, True)
+    in_bf16 = gradients(run, x, mlp, True)
+    for value, plain_value, exact_value in zip(in_bf16, rounded, exact, strict=True):
+        assert (value - exact_value).norm() <= 2 * (plain_value - exact_value).norm()
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         run(x)
-    assert [tuple(value.shape) for value in kept if value.shape[-1] == 64 and value.ndim > 2] == [
-        (2, 33, 64)
-    ]
+    # Weights have two dimensions.
+    hidden = [value for value in kept if value.shape[-1] == 64 and value.ndim > 2]
+    assert [tuple(value.shape) for value in hidden] == [(2, 33, 64)]
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.25), DropPath(0.25)], ids=["dropout", "drop path"])
@@ -62,57 +74,60 @@ def test_dropped_and_scaled_in_training_only(layer: nn.Module) -> None:
     torch.testing.assert_close(y, torch.where(kept, x / 0.75, 0))
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], kept.double() / 0.75)
     assert abs(kept[:, 0, 0].double().mean() - 0.75) < 0.03
-    assert bool((kept == kept[:, :1, :1]).all()) == isinstance(layer, DropPath)  # of whole clips
+    is_of_whole_clips = bool((kept == kept[:, :1, :1]).all())
+    assert is_of_whole_clips == isinstance(layer, DropPath)
     assert layer.eval()(x) is x
     layer.train()
 
 
 def test_weights_are_cast_by_one_launch_each_way() -> None:
-    given = [nn.Parameter(torch.randn(*shape)) for shape in ((6, 4), (6,), (3, 6))]
+    weights = [nn.Parameter(torch.randn(*shape)) for shape in ((6, 4), (6,), (3, 6))]
     x = torch.randn(5, 4).bfloat16()
 
     def grads(weight: Tensor, bias: Tensor, last: Tensor) -> list[Tensor]:
-        loss = (
-            nn.functional.linear(nn.functional.linear(x, weight, bias), last).float().square().sum()
-        )
-        return list(torch.autograd.grad(loss, given))
+        hidden = nn.functional.linear(x, weight, bias)
+        loss = nn.functional.linear(hidden, last).float().square().sum()
+        return list(torch.autograd.grad(loss, weights))
 
     with Operators() as operators:
-        found = grads(*cast_together(given, torch.bfloat16))
-    assert operators.seen["_foreach_copy_"] == 2
-    for one, other in zip(
-        found, grads(*(weight.to(torch.bfloat16) for weight in given)), strict=True
-    ):
-        assert torch.equal(one, other)
-    assert all(
-        one is other for one, other in zip(cast_together(given, torch.float32), given, strict=True)
-    )
-    given[0].requires_grad_(False)
-    _, last = cast_together([given[0], given[2]], torch.bfloat16)
+        cast_gradients = grads(*cast_together(weights, torch.bfloat16))
+    assert operators.calls["_foreach_copy_"] == 2
+    expected = grads(*(weight.to(torch.bfloat16) for weight in weights))
+    assert all(map(torch.equal, cast_gradients, expected))
+    in_their_own_dtype = cast_together(weights, torch.float32)
+    assert all(map(operator.is_, in_their_own_dtype, weights))
+    weights[0].requires_grad_(False)
+    _, last = cast_together([weights[0], weights[2]], torch.bfloat16)
     last.float().sum().backward()
-    assert given[0].grad is None
+    assert weights[0].grad is None
     with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
         Block(16, 2)(torch.randn(2, 5, 16))
-    assert operators.seen["_foreach_copy_"] == 1
+    assert operators.calls["_foreach_copy_"] == 1
 
 
 def test_kept_copies_are_used_without_a_cast_and_follow_the_weights() -> None:
-    block, plain, x = Block(16, 2), Block(16, 2), torch.randn(2, 5, 16)
+    block = Block(16, 2)
+    plain = Block(16, 2)
+    x = torch.randn(2, 5, 16)
 
     def run(block: Block) -> tuple[list[Tensor], int]:
+        """Return output and gradients, and how often weights were cast."""
         with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
             out = block(x)
         gradients = torch.autograd.grad(out.square().sum(), list(block.parameters()))
-        return [out, *gradients], operators.seen["_foreach_copy_"]
+        return [out, *gradients], operators.calls["_foreach_copy_"]
 
     refresh = keep_copies(block, torch.bfloat16)
     for step in range(2):
         plain.load_state_dict(block.state_dict())
-        (found, casts), (expected, plain_casts) = run(block), run(plain)
+        values, casts = run(block)
+        expected, plain_casts = run(plain)
         assert (casts, plain_casts) == (0, 1)
-        assert all(map(torch.equal, found, expected)) == (step == 0), "until they are refreshed"
+        # In the second step, copies are those of the first one until they are refreshed.
+        assert all(map(torch.equal, values, expected)) == (step == 0)
         refresh()
-        assert all(map(torch.equal, run(block)[0], expected))
+        values, _ = run(block)
+        assert all(map(torch.equal, values, expected))
         with torch.no_grad():
             for weight in block.parameters():
                 weight.mul_(1.5)
@@ -123,12 +138,12 @@ def test_separable_positions_tell_axes_apart(width: int) -> None:
     table = position_table("separable-3d", (2, 3, 4), width).view(2, 3, 4, width)
     assert table.flatten(0, 2).unique(dim=0).shape == (24, width)
     longer = position_table("separable-3d", (16, 3, 4), width)
-    assert torch.equal(longer[:24], table.flatten(0, 2)), (
-        "a place has the same position in longer clips"
-    )
+    # A token has the same position in longer clips.
+    assert torch.equal(longer[:24], table.flatten(0, 2))
     for axis in range(3):
         # Along one axis only its own channels change, and these do not depend on the other two.
         step = table.diff(dim=axis)
-        others = [other for other in range(3) if other != axis]
-        assert torch.equal(step, step.select(others[1], 0).unsqueeze(others[1]).expand_as(step))
+        last_other = 1 if axis == 2 else 2
+        first_slice = step.select(last_other, 0).unsqueeze(last_other)
+        assert torch.equal(step, first_slice.expand_as(step))
         assert (step.flatten(0, 2).abs().amax(0) > 0).sum() <= width // 2

@@ -37,8 +37,9 @@ class BrightnessTarget(Target):
         return (pred[..., 0] - prepared.float().mean(dim=(1, 2, 3, 4))[:, None] / 255).square()
 
 
-shape = ["model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8", "model.mask_ratio=0.75"]
-config = parse([*shape, "data.shards=none", "model.masking=late", "model.target=brightness"])
+shape = ["model.size=tiny", "model.num_frames=4", "model.image_size=32", "model.patch_size=8"]
+options = ["model.mask_ratio=0.75", "model.masking=late", "model.target=brightness"]
+config = parse([*shape, *options, "data.shards=none"])
 output = AdaMAE(config.model)(torch.zeros(2, 4, 32, 32, 3, dtype=torch.uint8), 0, 0)
 output.loss.backward()
 assert output.visible_ids.min() > 16, output.visible_ids
@@ -50,13 +51,14 @@ parse(["--help"])
 def test_a_new_mask_and_a_new_target_are_a_class_and_a_line() -> None:
     """The command line takes them, --help lists them, and a model learns with them."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "{adaptive,random,tube,frame,motion,motion-share,late}" in ended.stdout
-    assert "{pixels,motion-energy,teacher,brightness}" in ended.stdout
-    with pytest.raises(
-        InputError, match=r"'early' is none of adaptive.*: a new one needs a line in model/registry"
-    ):
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "{adaptive,random,tube,frame,motion,motion-share,late}" in done.stdout
+    assert "{pixels,motion-energy,teacher,brightness}" in done.stdout
+
+
+def test_a_name_without_a_line_is_refused() -> None:
+    sentence = r"'early' is none of adaptive.*: a new one needs a line in model/registry"
+    with pytest.raises(InputError, match=sentence):
         find_class(MASKS, "early")

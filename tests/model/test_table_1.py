@@ -12,20 +12,19 @@ from adamae.training.config import parse
 ROOT = Path(__file__).parents[2]
 TABLES = yaml.safe_load((ROOT / "benchmarks/ablations.yaml").read_text())
 ROWS = dict.fromkeys(tuple(row["overrides"]) for table in TABLES.values() for row in table["rows"])
-PIXELS = [
-    row for row in ROWS if "model.target=teacher" not in row
-]  # test_teacher has those that need another model
+# test_teacher.py has those that need another model.
+PIXELS = [row for row in ROWS if "model.target=teacher" not in row]
 
 
 @pytest.mark.parametrize("overrides", PIXELS, ids=" ".join)
 def test_a_row_builds_at_full_size(overrides: tuple[str, ...]) -> None:
-    config = parse(
-        ["--config", str(ROOT / "configs/ssv2_pretrain.yaml"), "data.shards=none", *overrides]
-    )
+    recipe = str(ROOT / "configs/ssv2_pretrain.yaml")
+    config = parse(["--config", recipe, "data.shards=none", *overrides])
     with torch.device("meta"):
         model = AdaMAE(config.model)
     for text in overrides:
         name, value = text.split("=")
         section, _, key = name.rpartition(".")
-        assert getattr(config.model if section else config, key) == yaml.safe_load(value), text
+        owner = config.model if section else config
+        assert getattr(owner, key) == yaml.safe_load(value), text
     assert sum(value.numel() for value in model.parameters()) > 9e7

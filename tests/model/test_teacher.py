@@ -23,12 +23,14 @@ from adamae.model.weights.pretrained import load, make_metadata, save
 from adamae.model.weights.teachers import hash_teacher, make_teacher
 from adamae.training.parallelize import compile_in_place
 
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+# Of the images that the teachers of timm were trained with.
+MEAN = (0.5, 0.4, 0.3)
+STD = (0.2, 0.25, 0.3)
 
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write an encoder of this project."""
+    """Write weights of this project, and return their file."""
     file = tmp_path_factory.mktemp("own") / "teacher.safetensors"
     config = small(encoder_width=24, patch_size=16)
     save(file, AdaMAE(config).state_dict(), make_metadata(config))
@@ -37,6 +39,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def timm_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a vision transformer of timm, and return its folder."""
     arguments = {"embed_dim": 48, "num_heads": 3, "depth": 1, "img_size": 32}
     return write_timm(tmp_path_factory.mktemp("timm"), "vit_tiny_patch16_224", arguments)
 
@@ -61,34 +64,35 @@ def student_of(config: ModelConfig) -> AdaMAE:
 
 
 def normalized(frames: Tensor) -> Tensor:
-    """[B, T, H, W, C] bytes -> [B·T, C, H, W]"""
-    return ((frames.flatten(0, 1).float() / 255 - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(
-        -1, 1
-    )
+    """Make images [B·T, C, H, W] of frames, uint8 [B, T, H, W, C], as timm's encoders take them."""
+    images = frames.flatten(0, 1).float() / 255
+    return ((images - torch.tensor(MEAN)) / torch.tensor(STD)).movedim(-1, 1)
 
 
 @torch.no_grad()
 def test_a_teacher_of_this_project_is_its_encoder_on_the_students_grid(own: Path) -> None:
     config = teach(own)
-    clip, target = random_clip(config), target_of(config)
-    tokens = load_encoder(own).encode(clip).tokens  # 2×2×2 of them; the student's are 2×4×4
+    clip = random_clip(config)
+    target = target_of(config)
+    # The teacher has 2×2×2 tokens, and the student 2×4×4.
+    tokens = load_encoder(own).encode(clip).tokens
     volume = tokens.unflatten(1, (2, 2, 2)).movedim(-1, 1)
     finer = F.interpolate(volume, (2, 4, 4), mode="trilinear").flatten(2).mT
     features = target.prepare(clip)
     torch.testing.assert_close(features, finer)
     assert target.num_values == 24
-    ids, pred = torch.tensor([[3, 30], [0, 7]]), torch.randn(2, 2, 24)
-    chosen = torch.stack([finer[clip_id, ids[clip_id]] for clip_id in range(2)])
-    wanted = (chosen - chosen.mean(-1, keepdim=True)) / (
-        chosen.var(-1, keepdim=True, correction=0) + 1e-5
-    ).sqrt()
-    residual = (pred - wanted).abs()
-    smooth = torch.where(residual < 1, residual**2 / 2, residual - 0.5).mean(-1)
-    torch.testing.assert_close(target(features, pred, ids), smooth)
+    ids = torch.tensor([[3, 30], [0, 7]])
+    pred = torch.randn(2, 2, 24)
+    chosen = torch.stack([finer[0, ids[0]], finer[1, ids[1]]])
+    deviation = (chosen.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    expected = (chosen - chosen.mean(-1, keepdim=True)) / deviation
+    residual = (pred - expected).abs()
+    smooth_l1 = torch.where(residual < 1, residual**2 / 2, residual - 0.5).mean(-1)
+    torch.testing.assert_close(target(features, pred, ids), smooth_l1)
+    # The cosine does not depend on the length of a prediction.
     cosine = target_of(replace(config, loss="cosine"))
-    torch.testing.assert_close(
-        cosine(features, 3 * wanted, ids), torch.zeros(2, 2), atol=1e-6, rtol=0
-    )
+    losses = cosine(features, 3 * expected, ids)
+    torch.testing.assert_close(losses, torch.zeros(2, 2), atol=1e-6, rtol=0)
     raw = target_of(replace(config, loss="mse", normalize_target=False))
     torch.testing.assert_close(raw(features, pred, ids), (pred - chosen).square().mean(-1))
 
@@ -98,7 +102,8 @@ def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> 
     config = teach(timm_vit)
     clip = random_clip(config)
     reference = timm.create_model(f"local-dir:{timm_vit}", pretrained=True, num_classes=0).eval()
-    tokens = reference.forward_features(normalized(clip[:, ::2]))[:, 1:]  # without the class token
+    # Without the class token.
+    tokens = reference.forward_features(normalized(clip[:, ::2]))[:, 1:]
     expected = fit_to_grid(tokens.reshape(2, 2, 2, 2, 48), config.grid)
     torch.testing.assert_close(target_of(config).prepare(clip), expected)
     larger = target_of(teach(timm_vit, teacher_image_size=64)).prepare(clip)
@@ -122,36 +127,27 @@ def test_a_convolutional_teacher_and_one_with_windows(
     name: str, width: int, arguments: dict, tmp_path: Path
 ) -> None:
     target = target_of(teach(write_timm(tmp_path, name, arguments)))
-    assert (
-        target.prepare(random_clip(target.config)).shape
-        == (2, 32, target.num_values)
-        == (2, 32, width)
-    )
+    assert target.num_values == width
+    assert target.prepare(random_clip(target.config)).shape == (2, 32, width)
 
 
 def test_features_are_averaged_or_interpolated() -> None:
     fine = torch.arange(32.0).view(1, 2, 4, 4, 1)
     assert fit_to_grid(fine, (2, 4, 4)).flatten().tolist() == list(range(32))
     assert fit_to_grid(fine, (1, 2, 2)).flatten().tolist() == [10.5, 12.5, 18.5, 20.5]
-    assert fit_to_grid(fine[:, :, :1, :2], (2, 1, 4)).flatten().tolist() == [
-        0,
-        0.25,
-        0.75,
-        1,
-        16,
-        16.25,
-        16.75,
-        17,
-    ]
+    finer = fit_to_grid(fine[:, :, :1, :2], (2, 1, 4)).view(2, 4)
+    assert finer.tolist() == [[0, 0.25, 0.75, 1], [16, 16.25, 16.75, 17]]
 
 
 def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Path) -> None:
     config = teach(own, masking="random")
-    model, clip = student_of(config), random_clip(config)
+    model = student_of(config)
+    clip = random_clip(config)
     teacher = model.target.teacher.encoder
     assert not any("teacher" in name or name.startswith("target") for name in model.state_dict())
     assert not list(model.target.parameters())
     before = [value.clone() for value in teacher.parameters()]
+    # It would change the teacher, too, if that had gradients.
     optimizer = torch.optim.AdamW([*model.parameters(), *teacher.parameters()], lr=3e-3)
     losses = []
     for _ in range(30):
@@ -169,7 +165,8 @@ def test_a_model_learns_from_a_teacher_that_is_neither_trained_nor_saved(own: Pa
 
 def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
     config = teach(own, encoder_depth=1, decoder_depth=1)
-    model, clip = student_of(config).eval(), random_clip(config)
+    model = student_of(config).eval()
+    clip = random_clip(config)
 
     def step() -> list[Tensor]:
         loss = model(clip, 0, 0).loss
@@ -181,12 +178,13 @@ def test_a_compiled_student_has_the_same_loss_and_gradients(own: Path) -> None:
 
 
 def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(
-    own: Path, monkeypatch
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, wanted: "fp32")
+    # Whatever the CPU is: first without bf16, then with it.
+    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, asked: "fp32")
     clip = random_clip(teach(own))
     exact = student_of(teach(own)).target.prepare(clip)
-    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, wanted: wanted)
+    monkeypatch.setattr("adamae.common.devices.choose_precision", lambda device, asked: asked)
     model = student_of(teach(own))
     encoder = model.target.teacher.encoder
     assert {value.dtype for value in encoder.parameters()} == {torch.bfloat16}
@@ -199,45 +197,49 @@ def test_the_teacher_moves_to_the_clips_and_is_bf16_where_that_is_fast(
 
 def test_a_digest_is_of_the_contents(own: Path, timm_vit: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(own, tmp_path / "copy.safetensors"))
-    first, again, of_timm = (hash_teacher(teach(path)) for path in (own, copy, timm_vit))
-    assert first == again != of_timm
+    digest = hash_teacher(teach(own))
+    assert hash_teacher(teach(copy)) == digest
+    assert hash_teacher(teach(timm_vit)) != digest
     assert hash_teacher(small()) == ""
+    # A single number differs.
     weights = load(own)
     weights.state["encoder.norm.bias"][0] = 1
     save(copy, weights.state, make_metadata(weights.config))
-    assert hash_teacher(teach(copy)) != first
+    assert hash_teacher(teach(copy)) != digest
 
 
 def test_weights_are_loaded_without_the_teacher_they_learned_from(
     own: Path, tmp_path: Path
 ) -> None:
-    gone = Path(shutil.copy(own, tmp_path / "gone.safetensors"))
-    config = teach(gone)
-    save(tmp_path / "student.safetensors", student_of(config).state_dict(), make_metadata(config))
-    gone.unlink()
-    assert load(tmp_path / "student.safetensors").config == config
-    load_encoder(tmp_path / "student.safetensors").encode(random_clip(config))
+    teacher = Path(shutil.copy(own, tmp_path / "gone.safetensors"))
+    config = teach(teacher)
+    student = tmp_path / "student.safetensors"
+    save(student, student_of(config).state_dict(), make_metadata(config))
+    teacher.unlink()
+    assert load(student).config == config
+    load_encoder(student).encode(random_clip(config))
     with pytest.raises(InputError, match=r"the teacher .*gone.safetensors does not exist"):
-        load_adamae(tmp_path / "student.safetensors")
+        load_adamae(student)
 
 
 def test_a_teacher_that_does_not_fit_is_one_sentence(
     own: Path, timm_vit: Path, tmp_path: Path
 ) -> None:
-    def says(sentence: str, teacher: Path, **changes: Any) -> None:
+    def refused(sentence: str, teacher: Path, **changes: Any) -> None:
         with pytest.raises(InputError, match=sentence):
             student_of(teach(teacher, **changes))
 
-    says("takes clips of num_frames 4, and model.num_frames is 8", own, num_frames=8)
-    says("takes clips of image_size .*32.*, and model.image_size is .*64", own, image_size=64)
-    says("takes clips of in_channels 3, and model.in_channels is 5", own, in_channels=5)
-    says("takes RGB, and model.in_channels is 1", timm_vit, in_channels=1)
-    says("does not exist: set model.teacher", tmp_path / "none")
-    says("model.teacher=.* holds no checkpoint yet", tmp_path)
+    refused("takes clips of num_frames 4, and model.num_frames is 8", own, num_frames=8)
+    refused("takes clips of image_size .*32.*, and model.image_size is .*64", own, image_size=64)
+    refused("takes clips of in_channels 3, and model.in_channels is 5", own, in_channels=5)
+    refused("takes RGB, and model.in_channels is 1", timm_vit, in_channels=1)
+    refused("does not exist: set model.teacher", tmp_path / "none")
+    refused("model.teacher=.* holds no checkpoint yet", tmp_path)
+    # A config.json makes it a folder of timm or of transformers.
     (tmp_path / "config.json").write_text('{"architecture": "no_such_model"}')
-    says(r"cannot be loaded \(.*no_such_model", tmp_path)
+    refused(r"cannot be loaded \(.*no_such_model", tmp_path)
     (tmp_path / "config.json").write_text("{")
-    says("config.json is damaged", tmp_path)
+    refused("config.json is damaged", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    says("it is a bert of transformers: take that encoder from timm", tmp_path)
-    says(r"does not take clips|cannot be loaded", timm_vit, teacher_image_size=8)
+    refused("it is a bert of transformers: take that encoder from timm", tmp_path)
+    refused(r"does not take clips|cannot be loaded", timm_vit, teacher_image_size=8)

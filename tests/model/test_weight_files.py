@@ -1,4 +1,4 @@
-"""Files of weights that are damaged, odd or hostile: one sentence, little memory, and no code run."""
+"""Files of weights that are damaged, odd or hostile: one sentence, little memory, no code run."""
 
 import io
 import json
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.model.state_dict import StateDict
 from adamae.model.weights import pretrained
 from adamae.model.weights.external_layouts import to_external
 from adamae.model.weights.tensor_files import read_state_dict, save_tensors
@@ -31,23 +32,29 @@ CONFIG = ModelConfig(
     patch_size=8,
     mask_ratio=0.75,
 )
-NORM = "encoder.norm.weight"  # in both layouts
+# A name that the authors' layout has, too.
+NORM = "encoder.norm.weight"
 ZEROS = torch.zeros(96)
 
 
 @pytest.fixture(scope="module")
-def state() -> dict[str, torch.Tensor]:
+def state() -> StateDict:
+    """Return the weights of a model of CONFIG."""
     torch.manual_seed(0)
     return AdaMAE(CONFIG).state_dict()
 
 
-def refused(path: Path, *says: str) -> None:
+def refused(path: Path, *parts: str) -> None:
+    """Check that the file is refused in one line, which has these parts."""
     with pytest.raises(InputError) as error:
         pretrained.load(path)
-    assert all(part in str(error.value) for part in says), error.value
-    assert "\n" not in str(error.value)
+    message = str(error.value)
+    for part in parts:
+        assert part in message
+    assert "\n" not in message
 
 
+# Tensors, and parts of the messages that refuse them.
 TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
     "NaN": (torch.full((96,), float("nan")), "holds NaN or infinity"),
     "integers": (torch.zeros(96, dtype=torch.int8), "is of int8"),
@@ -63,20 +70,23 @@ TENSORS: dict[str, tuple[torch.Tensor | Callable[[], torch.Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize(("value", "says"), TENSORS.values(), ids=list(TENSORS))
-def test_tensors_that_are_no_weights_are_named(state, tmp_path: Path, value, says: str) -> None:
-    value = value() if callable(value) else value
+@pytest.mark.parametrize(("value", "message"), TENSORS.values(), ids=list(TENSORS))
+def test_tensors_that_are_no_weights_are_named(
+    state: StateDict, tmp_path: Path, value: Any, message: str
+) -> None:
+    if callable(value):
+        value = value()
     torch.save({"model": to_external(state, "adamae") | {NORM: value}}, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", f"w.pth cannot be used: {NORM} ", says)
+    refused(tmp_path / "w.pth", f"w.pth cannot be used: {NORM} ", message)
 
 
 def test_tensors_that_share_memory_or_a_name_are_refused(tmp_path: Path) -> None:
-    one = torch.zeros(100, 100)
-    torch.save({f"block.{i}": one for i in range(100)}, tmp_path / "w.pt")
+    tensor = torch.zeros(100, 100)
+    # In a file of 40 kB, tensors of 4 MB.
+    torch.save({f"block.{i}": tensor for i in range(100)}, tmp_path / "w.pt")
     refused(tmp_path / "w.pt", "its tensors share memory")
-    save_file(
-        {NORM: ZEROS.double(), f"module._orig_mod.{NORM}": ZEROS.half()}, tmp_path / "w.safetensors"
-    )
+    tensors = {NORM: ZEROS.double(), f"module._orig_mod.{NORM}": ZEROS.half()}
+    save_file(tensors, tmp_path / "w.safetensors")
     refused(tmp_path / "w.safetensors", f"it holds {NORM} twice")
 
 
@@ -85,7 +95,7 @@ def describe(**changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "says"),
+    ("metadata", "message"),
     [
         (
             describe(encoder_depth=10**9),
@@ -109,12 +119,13 @@ def describe(**changes: Any) -> dict[str, str]:
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_metadata_that_is_damaged_or_of_another_model_is_refused(
-    state, tmp_path: Path, metadata, says: str
+    state: StateDict, tmp_path: Path, metadata: dict[str, str], message: str
 ) -> None:
     metadata = pretrained.make_metadata(CONFIG) | metadata
-    head = {"head.weight": torch.zeros(3, 96)} if "classes" in metadata else {}
-    save_file(state | head, tmp_path / "w.safetensors", metadata=metadata)
-    refused(tmp_path / "w.safetensors", says)
+    if "classes" in metadata:
+        state = state | {"head.weight": torch.zeros(3, 96)}
+    save_file(state, tmp_path / "w.safetensors", metadata=metadata)
+    refused(tmp_path / "w.safetensors", message)
 
 
 ODD_NAMES = {
@@ -122,17 +133,20 @@ ODD_NAMES = {
     "encoder.get_token_probs.x.weight": ZEROS,
     "mask_token": torch.zeros(3, 5),
     "encoder.patch_embed.proj.weight": torch.zeros(7),
-    **{f"encoder.blocks.{i}.norm1.weight": torch.zeros(1) for i in (10**9, 0)},
+    "encoder.blocks.1000000000.norm1.weight": torch.zeros(1),
+    "encoder.blocks.0.norm1.weight": torch.zeros(1),
 }
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_names_and_shapes_of_no_layout_are_one_sentence(state, tmp_path: Path, name: str) -> None:
+def test_names_and_shapes_of_no_layout_are_one_sentence(
+    state: StateDict, tmp_path: Path, name: str
+) -> None:
     torch.save(to_external(state, "adamae") | {name: ODD_NAMES[name]}, tmp_path / "w.pth")
     refused(tmp_path / "w.pth", "")
 
 
-def test_parts_of_an_attention_that_do_not_fit_each_other(state, tmp_path: Path) -> None:
+def test_parts_of_an_attention_that_do_not_fit_each_other(state: StateDict, tmp_path: Path) -> None:
     name = "videomae.encoder.layer.0.attention.attention.key.weight"
     torch.save(to_external(state, "huggingface") | {name: torch.zeros(5, 7)}, tmp_path / "w.pth")
     refused(
@@ -142,36 +156,39 @@ def test_parts_of_an_attention_that_do_not_fit_each_other(state, tmp_path: Path)
 
 
 class Writing:
-    """Unpickled without care, this would write a file."""
+    """An object that would write a file where it is unpickled without care."""
 
     def __reduce__(self) -> Any:
         return Path.touch, (Path("exploded"),)
 
 
 class Swelling:
-    """400 bytes that torch.load, with weights_only, makes a gigabyte of."""
+    """An object of 400 bytes, of which torch.load makes a gigabyte, also with weights_only."""
 
     def __reduce__(self) -> Any:
         return bytearray, (2**30,)
 
 
 def pickled(model: Any, **options: Any) -> bytes:
-    torch.save({"model": model}, file := io.BytesIO(), **options)
+    file = io.BytesIO()
+    torch.save({"model": model}, file, **options)
     return file.getvalue()
 
 
 def compressed(data: bytes) -> bytes:
-    """The same file with 64 MiB of numbers, compressed."""
+    """Return the same file with 64 MiB of numbers, compressed."""
     file = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(data)) as source,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out,
     ):
         for name in source.namelist():
-            out.writestr(name, bytes(2**26) if name.endswith("data/0") else source.read(name))
+            is_numbers = name.endswith("data/0")
+            out.writestr(name, bytes(2**26) if is_numbers else source.read(name))
     return file.getvalue()
 
 
+# Names and contents of files.
 FILES: dict[str, tuple[str, bytes]] = {
     "a pickle": ("w.pth", pickle.dumps(Writing())),
     "code beside weights": ("w.pth", pickled(Writing())),
@@ -194,30 +211,32 @@ FILES: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize(("name", "content"), FILES.values(), ids=list(FILES))
 @pytest.mark.filterwarnings("ignore")
 def test_files_that_are_no_weights_are_one_sentence(
-    tmp_path: Path, monkeypatch, name: str, content: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content)
     tracemalloc.start()
     try:
         refused(tmp_path / name, f"{name} cannot be read as weights: ")
-        assert tracemalloc.get_traced_memory()[1] < 2**26
+        _, peak = tracemalloc.get_traced_memory()
+        assert peak < 2**26
     finally:
         tracemalloc.stop()
     assert not (tmp_path / "exploded").exists()
 
 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
-    """safetensors orders its metadata by a hash of which every table, so every file, has a seed of its own."""
-    metadata = pretrained.make_metadata(
-        CONFIG, classes=["ρ", 'a "quoted" name', "\n"], **dict.fromkeys("abcdefgh", "x")
-    )
+    """safetensors orders its metadata by a hash, whose seed differs from file to file."""
+    classes = ["ρ", 'a "quoted" name', "\n"]
+    facts = dict.fromkeys("abcdefgh", "x")
+    metadata = pretrained.make_metadata(CONFIG, classes=classes, **facts)
     tensors = {"a": ZEROS, "b": ZEROS.half()}
     for i in range(4):
         save_tensors(tmp_path / f"{i}.safetensors", tensors, metadata)
-        metadata, tensors = dict(reversed(metadata.items())), dict(reversed(tensors.items()))
+        metadata = dict(reversed(metadata.items()))
+        tensors = dict(reversed(tensors.items()))
     assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
-    read, said = read_state_dict(tmp_path / "0.safetensors")
-    assert said == metadata
-    assert torch.equal(read["b"], ZEROS.half())
+    state, read_metadata = read_state_dict(tmp_path / "0.safetensors")
+    assert read_metadata == metadata
+    assert torch.equal(state["b"], ZEROS.half())
     assert torch.equal(load_file(tmp_path / "0.safetensors")["a"], ZEROS)
