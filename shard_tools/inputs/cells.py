@@ -319,7 +319,7 @@ def unfold(record: Any) -> list[Any]:
             for entry in entries:
                 parts.extend(unfold(_join(outer, name, entry)))
             return parts
-    # ActivityNet Captions, HowTo100M and Panda-70M have lists of segments, sentences, ….
+    # ActivityNet Captions, HowTo100M and Panda-70M have parallel lists: segments, sentences, ….
     lengths = {len(value) for name, value in values.items() if _are_times(to_key(name), value)}
     if len(lengths) != 1:
         return [record]

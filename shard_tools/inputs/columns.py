@@ -39,7 +39,7 @@ class Columns:
     subset: int | None
     # Says which rows are left out, by Format.left_out.
     sign: int | None
-    # All others that have a name: they are kept with each sample.
+    # All that have a name but path, label and times: they are kept with each sample.
     fields: list[int]
     # What stands between labels of a cell; "": cells are lists; None: a cell is one label.
     separator: str | None
@@ -94,16 +94,19 @@ class _Search:
         self._use(self.path)
 
     def find(self) -> Columns:
+        """Find each column, in an order that matters: what is found is nothing else afterwards."""
         options = self.options
         label_is_folder = options.label == FOLDER and FOLDER not in self.names
         label = None if label_is_folder else self._resolve("label", options.label)
         self._use(label)
         times = self._resolve_times()
         self._use_times(times)
+        # Without a header, the format follows from the columns that no option names.
         if not self.table.columns:
             self.format = self._find_layout()
         if self.format.error:
             raise self.error(self.format.error, self.format.fix)
+        # One of both options is enough to say that no other column holds times.
         if not options.start and not options.end:
             times = self._find_times()
             self._use_times(times)
@@ -112,6 +115,7 @@ class _Search:
         if label is None and not label_is_folder and not options.unlabeled:
             label = self._find_label()
             self._use(label)
+        # Last, since a label or a subset may be nested, too.
         if options.start is None:
             self._require_no_segments(times)
         label_number = label.number if label else None
@@ -156,11 +160,11 @@ class _Search:
 
     @property
     def _free(self) -> list[Column]:
-        """The columns that are nothing yet."""
+        """The columns that no step has found yet."""
         return [column for column in self.columns if column.number not in self._used]
 
     def _find_free(self, roles: Collection[str]) -> Column | None:
-        """Return the first column that is nothing yet and is called so."""
+        """Return the first column that no step has found yet and that is called so."""
         for column in self._free:
             if column.role in roles:
                 return column
