@@ -416,7 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _merge_classes(builds: dict[str, Build], splits: dict[str, ItemStore]) -> list[str]:
-    """Return the classes of all splits, whose ids are the same in each; stored classes keep them."""
+    """Return the classes of all splits, which share ids; those of stored classes stay."""
     stored = max((build.info.classes for build in builds.values()), key=len)
     labels = set[str]()
     for inputs in splits.values():

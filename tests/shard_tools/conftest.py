@@ -1,4 +1,7 @@
-"""Small synthetic videos, and shards of them; videos are processed in this process unless a test wants workers."""
+"""Small synthetic videos, and shards of them.
+
+Videos are processed in this process unless a test asks for workers.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,17 +19,17 @@ PROCESSES = ENGINES["processes"]
 def generate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """generate("--codec", "vp9") makes one video and returns its path."""
 
-    def one(*options: str) -> Path:
+    def generate_video(*options: str) -> Path:
         folder = tmp_path_factory.mktemp("generated")
         synthetic_videos.main([str(folder), "--num-videos", "1", "--size", "64", *options])
         return next(path for path in folder.glob("*/*") if path.suffix != ".json")
 
-    return one
+    return generate_video
 
 
 @pytest.fixture(scope="package")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small videos in three classes."""
+    """Return a folder of small videos in three classes."""
     folder = tmp_path_factory.mktemp("videos")
     options = (
         f"--num-videos {NUM_VIDEOS} --num-frames {NUM_FRAMES} --size 64 --classes right left down"
@@ -37,7 +40,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of `videos` with the default settings, three samples each."""
+    """Return shards of `videos` with the default settings, three samples each."""
     folder = tmp_path_factory.mktemp("shards") / "dataset"
     assert make(videos, folder, "--samples-per-shard", "3") == 0
     return folder
@@ -45,7 +48,7 @@ def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def _in_this_process() -> Iterator[None]:
-    """Spawning a worker takes longer than most tests."""
+    """Run jobs in this process: spawning a worker takes longer than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENGINES, "processes", run_here)
         yield
@@ -53,5 +56,5 @@ def _in_this_process() -> Iterator[None]:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give worker processes to tests that want them."""
+    """Give worker processes to tests that ask for them."""
     monkeypatch.setitem(ENGINES, "processes", PROCESSES)

@@ -1,11 +1,15 @@
-"""Segments are samples with exactly their frames; far ones are found by seeking, damage costs those that need it."""
+"""Segments are samples with exactly their frames.
+
+Far ones are found by seeking, and damage costs those that need damaged frames.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,39 +43,45 @@ from adamae.shard_tools.encoding.encode import Result, StoredVideo, encode_segme
 from adamae.shard_tools.inputs import Item, ItemStore
 from adamae.shard_tools.settings import Settings
 
-NUM_FRAMES = 90  # at 30 fps
+# Of the video: 3 s at 30 frames per second.
+NUM_FRAMES = 90
 
 
 @pytest.fixture(scope="module")
-def video(generate) -> Path:
+def video(generate: Callable[..., Path]) -> Path:
     return generate("--num-frames", str(NUM_FRAMES))
 
 
 def cut(
     path: Path, segments: Iterable[Segment | None], labels: Iterable[str] = repeat("run")
 ) -> ItemStore:
+    """Return inputs that ask for segments of a video; None is all of it."""
     size = path.stat().st_size
-    pairs = zip(segments, labels, strict=False)
-    return collect(
-        Item("a.mp4", str(path), (name,), size, segment=str(segment or ""))
-        for segment, name in pairs
-    )
+    items = []
+    for segment, label in zip(segments, labels, strict=False):
+        text = "" if segment is None else str(segment)
+        items.append(Item("a.mp4", str(path), (label,), size, segment=text))
+    return collect(items)
 
 
-def build(inputs: ItemStore, folder: Path, jobs: Any = run_here, **settings: Any) -> None:
+def build(inputs: ItemStore, folder: Path, run_jobs: Any = run_here, **settings: Any) -> None:
+    """Make a dataset; by default of every frame, with jobs run in this process."""
     maker = Build(folder, Settings(**({"frame_stride": 1} | settings)))
     with maker.lock():
         while plan := maker.plan(inputs, []):
-            list(maker.run(plan, inputs, lambda wanted: jobs(work.process_job, wanted)))
+            list(maker.run(plan, inputs, partial(run_jobs, work.process_job)))
             maker.finish(plan)
 
 
-FRAMES = {  # of 30 a second: those shown from the start on and before the end
+# Of 30 frames per second, those shown from the start on and before the end.
+FRAMES = {
     Segment(0, 1): range(30),
     Segment(0.5, 1): range(15, 30),
     Segment(0.51, 1.49): range(16, 45),
-    Segment(2.0, 3.2): range(60, 90),  # annotations round: it ends a little after the video
-    Segment(0.333, 0.667): range(10, 20),  # thirds, rounded to milliseconds
+    # Annotations round: it ends a little after the video.
+    Segment(2.0, 3.2): range(60, 90),
+    # Thirds, rounded to milliseconds.
+    Segment(0.333, 0.667): range(10, 20),
     Segment(2.5, math.inf): range(75, 90),
     Segment(10, 50, in_frames=True): range(10, 50),
     Segment(89, 90, in_frames=True): range(89, 90),
@@ -90,40 +100,49 @@ REJECTED = {
 }
 
 
+def as_lists(frames: Mapping[Segment, range]) -> dict[str, list[int]]:
+    return {str(segment): list(numbers) for segment, numbers in frames.items()}
+
+
 def test_segments_hold_exactly_their_frames_or_are_rejected_each_by_itself(
     video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Counter[str]()
+    num_decodes = 0
     read_frames = source_video.read_frames
+
+    def count(*arguments: Any) -> Iterator[Any]:
+        nonlocal num_decodes
+        num_decodes += 1
+        return read_frames(*arguments)
+
     for module in (source_video, encode):
-        monkeypatch.setattr(
-            module, "read_frames", lambda *args: opened.update(["video"]) or read_frames(*args)
-        )
+        monkeypatch.setattr(module, "read_frames", count)
     build(cut(video, [*FRAMES, *REJECTED]), tmp_path)
-    assert numbers_of(tmp_path, "segment") == {
-        str(segment): list(frames) for segment, frames in FRAMES.items()
-    }
-    assert read_rejects(tmp_path) == {
-        f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()
-    }
-    assert opened["video"] == 1 + len(FRAMES), "it is decoded once for all, and what is stored"
+    assert num_decodes == 1 + len(FRAMES), "it is decoded once for all, and what is stored"
+    assert numbers_of(tmp_path, "segment") == as_lists(FRAMES)
+    expected = {f"a.mp4#{segment}": reason for segment, reason in REJECTED.items()}
+    assert read_rejects(tmp_path) == expected
     for _, sample in all_samples(tmp_path):
         assert sample.source == "a.mp4"
-        assert sample.start == pytest.approx(FRAMES[Segment.parse(sample.segment)][0] / 30)
+        first, *_ = FRAMES[Segment.parse(sample.segment)]
+        assert sample.start == pytest.approx(first / 30)
     dataset = ShardDataset.open(tmp_path)
     assert {sample.segment for sample in dataset.samples} == {str(segment) for segment in FRAMES}
+
+
+def test_segments_are_not_copied(video: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--encode copy keeps whole videos"):
-        build(cut(video, [Segment(0, 1)]), tmp_path / "copy", encode="copy")
-    assert not list((tmp_path / "copy").rglob("*.tar"))
-    build(
-        cut(video, [Segment(3, 20, True), Segment(4, 19, True)]),
-        tmp_path / "stride",
-        frame_stride=4,
-    )
-    found = numbers_of(tmp_path / "stride", "segment")
-    assert found == {"frames=3,20": [3, 7, 11, 15, 19], "frames=4,19": [4, 8, 12, 16]}, (
-        "counted from its start"
-    )
+        build(cut(video, [Segment(0, 1)]), tmp_path, encode="copy")
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_the_stride_of_a_segment_counts_from_its_start(video: Path, tmp_path: Path) -> None:
+    segments = [Segment(3, 20, in_frames=True), Segment(4, 19, in_frames=True)]
+    build(cut(video, segments), tmp_path, frame_stride=4)
+    assert numbers_of(tmp_path, "segment") == {
+        "frames=3,20": [3, 7, 11, 15, 19],
+        "frames=4,19": [4, 8, 12, 16],
+    }
 
 
 def test_equal_and_overlapping_segments_are_kept(
@@ -132,8 +151,10 @@ def test_equal_and_overlapping_segments_are_kept(
     monkeypatch.setattr("adamae.shard_tools.encoding.encode.MAX_OPEN", 2)
     segments = [Segment(0, 1), Segment(0, 1), Segment(0, 2), Segment(0, 1), None, Segment(0.1, 2.9)]
     build(cut(video, segments, ["walk", "run", "run", "run", "run", "run"]), tmp_path)
-    found = {sample.segment: sample.labels for _, sample in all_samples(tmp_path)}
-    assert found == {
+    samples = [sample for _, sample in all_samples(tmp_path)]
+    assert len({sample.key for sample in samples}) == 6
+    # The ids of "run" and "walk" are 0 and 1.
+    assert {sample.segment: sample.labels for sample in samples} == {
         "": (0,),
         "t=0,1": (0,),
         "t=0,1;2": (0,),
@@ -141,7 +162,8 @@ def test_equal_and_overlapping_segments_are_kept(
         "t=0,2": (0,),
         "t=0.1,2.9": (0,),
     }
-    assert {name: len(frames) for name, frames in numbers_of(tmp_path, "segment").items()} == {
+    lengths = {name: len(frames) for name, frames in numbers_of(tmp_path, "segment").items()}
+    assert lengths == {
         "": 90,
         "t=0,1": 30,
         "t=0,1;2": 30,
@@ -149,7 +171,11 @@ def test_equal_and_overlapping_segments_are_kept(
         "t=0,2": 60,
         "t=0.1,2.9": 84,
     }
-    assert len({sample.key for _, sample in all_samples(tmp_path)}) == 6
+
+
+def take(job: work.Job, count: int) -> work.Job:
+    """Return a job for the first items of another."""
+    return replace(job, items=dict(islice(job.items.items(), count)))
 
 
 def test_interruptions_and_additions_change_nothing(
@@ -160,55 +186,66 @@ def test_interruptions_and_additions_change_nothing(
 
     def stop_early(function: Any, jobs: Any) -> Any:
         for job in jobs:
-            half = replace(job, items=dict(islice(job.items.items(), 7)))
-            yield half, function(half)
+            begun = take(job, 7)
+            yield begun, function(begun)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(inputs, tmp_path / "stopped", jobs=stop_early, samples_per_shard=3)
-    made = Counter[Path]()
+        build(inputs, tmp_path / "stopped", run_jobs=stop_early, samples_per_shard=3)
+    num_staged = 0
     stage = work.stage
 
     def stage_and_count(item: Item, stem: Path) -> None:
-        made.update([stem])
+        nonlocal num_staged
+        num_staged += 1
         stage(item, stem)
 
     monkeypatch.setattr(work, "stage", stage_and_count)
     build(inputs, tmp_path / "stopped", samples_per_shard=3)
-    assert made.total() == 13, "finished segments are kept"
-    assert hashes(tmp_path / "stopped") == hashes(tmp_path / "whole")
-    before = {
-        name: data for name, data in hashes(tmp_path / "whole").items() if name.startswith("shard-")
-    }
+    assert num_staged == 13, "finished segments are kept"
+    whole = hashes(tmp_path / "whole")
+    assert hashes(tmp_path / "stopped") == whole
+    before = {name: data for name, data in whole.items() if name.startswith("shard-")}
     inputs.add([Item("a.mp4", str(video), ("run",), video.stat().st_size, segment="t=1,1.2")])
     build(inputs, tmp_path / "whole", samples_per_shard=3)
     assert before.items() <= hashes(tmp_path / "whole").items()
     assert len(all_samples(tmp_path / "whole")) == 21
 
 
+# Folders of frames, with the patterns of their names.
+FRAME_FOLDERS = {
+    "run/1": "{:05d}.jpg",
+    "run/2": "img_{:05d}.jpg",
+    "walk/100%d": "frame_{:010d}.jpg",
+    "walk/4": "50%-{}.png",
+    "run/hole": "{:05d}.jpg",
+    "run/mixed": "{:05d}.jpg",
+    "run/named": "{:05d}.jpg",
+}
+
+
 def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
-    patterns = {"run/1": "{:05d}.jpg", "run/2": "img_{:05d}.jpg", "walk/100%d": "frame_{:010d}.jpg"}
-    patterns |= {"walk/4": "50%-{}.png"} | dict.fromkeys(
-        ("run/hole", "run/mixed", "run/named"), "{:05d}.jpg"
-    )
-    for name, pattern in patterns.items():
-        (tmp_path / "in" / name).mkdir(parents=True)
-        for number, frame in enumerate(decode(video)[:12], 1):
-            Image.fromarray(frame).save(tmp_path / "in" / name / pattern.format(number), quality=95)
-    folder = tmp_path / "in/run"
-    (folder / "hole/00005.jpg").unlink()
-    Image.new("RGB", (80, 64)).save(folder / "mixed/00007.jpg")
-    (folder / "named/00001.jpg").rename(folder / "named/x1.jpg")
-    with pytest.raises(
-        InputError, match="is a folder of frames, which does not say their rate: give --fps"
-    ):
+    frames = decode(video)[:12]
+    for name, pattern in FRAME_FOLDERS.items():
+        folder = tmp_path / "in" / name
+        folder.mkdir(parents=True)
+        for number, frame in enumerate(frames, 1):
+            Image.fromarray(frame).save(folder / pattern.format(number), quality=95)
+    run_folder = tmp_path / "in/run"
+    (run_folder / "hole/00005.jpg").unlink()
+    Image.new("RGB", (80, 64)).save(run_folder / "mixed/00007.jpg")
+    (run_folder / "named/00001.jpg").rename(run_folder / "named/x1.jpg")
+    message = "is a folder of frames, which does not say their rate: give --fps"
+    with pytest.raises(InputError, match=message):
         make(tmp_path / "in", tmp_path / "out")
     assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label-column", "folder") == 0
-    samples = [sample for _, sample in all_samples(tmp_path / "out")]
-    found = {sample.source: (sample.labels, sample.fps, sample.num_frames) for sample in samples}
-    run, walk = ((0,), 12, 12), ((1,), 12, 12)
-    assert found == {"run/1": run, "run/2": run, "walk/100%d": walk, "walk/4": walk}
-    assert all(numbers == [*range(12)] for numbers in numbers_of(tmp_path / "out").values())
+    labels = {}
+    for _, sample in all_samples(tmp_path / "out"):
+        assert (sample.fps, sample.num_frames) == (12, 12)
+        labels[sample.source] = sample.labels
+    assert labels == {"run/1": (0,), "run/2": (0,), "walk/100%d": (1,), "walk/4": (1,)}
+    for numbers in numbers_of(tmp_path / "out").values():
+        assert numbers == list(range(12))
     assert read_rejects(tmp_path / "out") == {
         "run/hole": "its frames have a hole or repeat a number: 00006.jpg comes in place of 5",
         "run/mixed": "its picture changes shape in the middle",
@@ -217,20 +254,24 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
 
 
 def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: Path) -> None:
+    reason = "it made no progress for 9 seconds: raise --timeout"
+
     def stop_late(function: Any, jobs: Any) -> Any:
         for job in jobs:
-            function(replace(job, items=dict(islice(job.items.items(), 2))))
-            yield job, "it made no progress for 9 seconds: raise --timeout"
+            function(take(job, 2))
+            yield job, reason
 
-    whole = cut(video, [None])
-    build(whole, tmp_path, jobs=stop_late, clip_seconds=1)
-    pieces = {"t=0,1": range(30), "t=1,2": range(30, 60), "t=2,inf": range(60, 90)}
-    found = numbers_of(tmp_path, "segment")
-    assert found == {segment: list(pieces[segment]) for segment in found}
-    (late,) = pieces.keys() - found
-    assert read_rejects(tmp_path) == {
-        f"a.mp4#{late}": "it made no progress for 9 seconds: raise --timeout"
+    build(cut(video, [None]), tmp_path, run_jobs=stop_late, clip_seconds=1)
+    pieces = {
+        "t=0,1": list(range(30)),
+        "t=1,2": list(range(30, 60)),
+        "t=2,inf": list(range(60, 90)),
     }
+    stored = numbers_of(tmp_path, "segment")
+    (late,) = pieces.keys() - stored
+    del pieces[late]
+    assert stored == pieces
+    assert read_rejects(tmp_path) == {f"a.mp4#{late}": reason}
 
 
 def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) -> None:
@@ -238,28 +279,32 @@ def test_segments_of_a_variable_frame_rate_go_by_time_or_number(tmp_path: Path) 
     path = write_video(tmp_path / "a.mkv", map(numbered, range(10)), times_ms=times_ms)
     segments = [Segment(1.0, 1.12), Segment(4, 8, in_frames=True), Segment(0.5, 1.04)]
     build(cut(path, segments), tmp_path / "out")
-    found = numbers_of(tmp_path / "out", "segment")
-    assert found["t=1,1.12"] == [4, 5, 6]
-    assert list(dict.fromkeys(found["frames=4,8"])) == [4, 5, 6, 7]
-    assert found["t=0.5,1.04"][0] == 3, "the still picture is shown until the next one"
-    assert found["t=0.5,1.04"][-1] == 4
+    stored = numbers_of(tmp_path / "out", "segment")
+    assert stored["t=1,1.12"] == [4, 5, 6]
+    # Each of the frames is repeated for as long as it was shown.
+    assert list(dict.fromkeys(stored["frames=4,8"])) == [4, 5, 6, 7]
+    assert stored["t=0.5,1.04"][0] == 3, "the still picture is shown until the next one"
+    assert stored["t=0.5,1.04"][-1] == 4
 
 
-NUM_NOISE, GROUP = 150, 30
+NUM_NOISE = 150
+GROUP = 30
 
 
 def store(path: Path, *segments: Segment) -> dict[str, Result]:
-    """What becomes of segments, or of the whole."""
-    stems = {
-        path.with_name(f"part{number}"): segment
-        for number, segment in enumerate(segments or [None])
-    }
-    results = encode_segments(path, stems, Settings(frame_stride=1, quality=4, short_side=64))
-    return {str(stems[stem] or ""): result for stem, result in results}
+    """Store segments of a video, or all of it; return the results by segment."""
+    stems = {}
+    for number, segment in enumerate(segments or [None]):
+        stems[path.with_name(f"part{number}")] = segment
+    results = {}
+    settings = Settings(frame_stride=1, quality=4, short_side=64)
+    for stem, result in encode_segments(path, stems, settings):
+        results[str(stems[stem] or "")] = result
+    return results
 
 
 def numbers(result: Result) -> list[int]:
-    """The frame numbers in a file."""
+    """Return the frame numbers in a stored file."""
     assert isinstance(result, StoredVideo)
     return read_numbers(result.path)
 
@@ -267,12 +312,18 @@ def numbers(result: Result) -> list[int]:
 def damage_packet(path: Path) -> None:
     """Damage the largest of packets 72 to 77."""
     with av.open(str(path)) as container:
-        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
-    place = max(places[72:78], key=itemgetter(1))
-    data, start = bytearray(path.read_bytes()), place[0] or 0
-    if data[:1] == b"G":  # a transport stream: a packet of it is lost
-        del data[start // 188 * 188 + 376 :][:188]
-    path.write_bytes(flip(data, range(start + min(40, place[1] // 2), start + place[1], 3)))
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        largest = max(packets[72:78], key=attrgetter("size"))
+        start = largest.pos or 0
+        size = largest.size
+    data = bytearray(path.read_bytes())
+    if data[:1] == b"G":
+        # A transport stream loses one of its own packets, of 188 bytes, in the middle of a frame.
+        lost = start // 188 * 188 + 376
+        del data[lost : lost + 188]
+    # The first bytes stay, so that damage hits the picture and not its headers.
+    first = start + min(40, size // 2)
+    path.write_bytes(flip(data, range(first, start + size, 3)))
 
 
 @pytest.mark.parametrize("b_frames", [0, 2])
@@ -280,34 +331,33 @@ def damage_packet(path: Path) -> None:
 def test_far_segments_are_sought_and_kept_beside_a_bad_packet(
     container: str, b_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_noise(
-        tmp_path / "video", container, NUM_NOISE, {"g": str(GROUP), "bf": str(b_frames)}
-    )
-    decoded = Counter[str]()
+    options = {"g": str(GROUP), "bf": str(b_frames)}
+    path = write_noise(tmp_path / "video", container, NUM_NOISE, options)
+    num_decoded = Counter[str]()
     read_frames = source_video.read_frames
 
     def count(container: Any, *arguments: Any) -> Iterator[Any]:
         for frame in read_frames(container, *arguments):
-            decoded[container.name] += 1
+            num_decoded[container.name] += 1
             yield frame
 
     for module in (source_video, encode):
         monkeypatch.setattr(module, "read_frames", count)
-    wanted = [range(133, 138), range(2, 7), range(65, 70), range(67, 72)]
-    found = store(path, *(Segment(frames.start, frames.stop, in_frames=True) for frames in wanted))
-    assert [numbers(found[f"frames={frames.start},{frames.stop}"]) for frames in wanted] == [
-        [*it] for it in wanted
-    ]
-    has_times = not (
-        container == "avi" and b_frames
-    )  # of display: what has none is decoded from the start
-    assert decoded[str(path)] <= (90 if has_times else 150)
+    spans = [range(133, 138), range(2, 7), range(65, 70), range(67, 72)]
+    segments = [Segment(span.start, span.stop, in_frames=True) for span in spans]
+    stored = store(path, *segments)
+    for segment, span in zip(segments, spans, strict=True):
+        assert numbers(stored[str(segment)]) == list(span)
+    # An AVI has no times of display: with B-frames it is decoded from the start.
+    has_times = container != "avi" or b_frames == 0
+    assert num_decoded[str(path)] <= (90 if has_times else 150)
 
     damage_packet(path)
     assert isinstance(store(path)[""], VideoError)
-    found = store(path, Segment(0, 1.3), Segment(2.3, 3.3), Segment(2.7, 2.9), Segment(3.1, 3.2))
-    assert numbers(found["t=0,1.3"]) == [*range(39)]
-    assert "damaged" in str(found["t=2.3,3.3"])
-    assert "damaged" in str(found["t=2.7,2.9"]), "it needs what is damaged before it"
-    if has_times:  # which lead behind the damage
-        assert numbers(found["t=3.1,3.2"]) == [93, 94, 95]
+    stored = store(path, Segment(0, 1.3), Segment(2.3, 3.3), Segment(2.7, 2.9), Segment(3.1, 3.2))
+    assert numbers(stored["t=0,1.3"]) == list(range(39))
+    assert "damaged" in str(stored["t=2.3,3.3"])
+    assert "damaged" in str(stored["t=2.7,2.9"]), "it needs what is damaged before it"
+    # Times lead to the key frame behind the damage.
+    if has_times:
+        assert numbers(stored["t=3.1,3.2"]) == [93, 94, 95]

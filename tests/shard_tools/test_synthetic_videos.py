@@ -1,8 +1,11 @@
-"""Synthetic videos: their truth is true, motion alone tells the class, and the same seed gives the same files."""
+"""Synthetic videos: their truth is true, and the same seed gives the same files.
+
+Motion alone tells the class.
+"""
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,8 @@ from adamae.common.errors import InputError
 from adamae.shard_tools import synthetic_videos
 from adamae.shard_tools.synthetic_videos import DIRECTIONS, draw_directions
 
-SIDE, NUM_FRAMES = 48, 32
+SIDE = 48
+NUM_FRAMES = 32
 
 
 def test_frame_numbers_survive_scaling(generate: Callable[..., Path]) -> None:
@@ -54,47 +58,52 @@ def test_impossible_options_are_refused(
 ) -> None:
     with pytest.raises((InputError, SystemExit)) as refused:
         synthetic_videos.main([str(tmp_path / "out"), *options.split()])
-    assert options.split()[0] in f"{refused.value} {capsys.readouterr().err.splitlines()[-1:]}"
+    message = f"{refused.value} {capsys.readouterr().err.splitlines()[-1:]}"
+    assert options.split()[0] in message
     assert not (tmp_path / "out").exists()
+
+
+def cover(boxes: Iterable[list[float]]) -> np.ndarray:
+    """Return which pixels lie in any of the boxes; all boxes must lie in the picture."""
+    covered = np.zeros((SIDE, SIDE), bool)
+    for x0, y0, x1, y1, *_ in boxes:
+        assert 0 <= x0 < x1 <= SIDE
+        assert 0 <= y0 < y1 <= SIDE
+        covered[int(y0) : int(y1), int(x0) : int(x1)] = True
+    return covered
+
+
+def select_whole(boxes: list[list[float]]) -> np.ndarray:
+    """Return the boxes that no border cuts."""
+    return np.array([box for box in boxes if min(box[:2]) > 0 and max(box[2:4]) < SIDE])
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
 def test_boxes_cover_all_that_changes_and_say_how_far_it_moves(name: str) -> None:
-    compared = 0
+    num_compared = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
         pictures, boxes = zip(*draw_directions(rng, name, (SIDE, SIDE), NUM_FRAMES), strict=True)
         frames = np.stack(pictures)
-        frames[:, :10, :10] = 0  # the frame number
+        # Leave out the frame number.
+        frames[:, :10, :10] = 0
         assert (frames[0] != frames[-1]).any()
         for number, (now, later) in enumerate(itertools.pairwise(boxes)):
-            covered = np.zeros((SIDE, SIDE), bool)
-            for x0, y0, x1, y1, *_ in (*now, *later):
-                assert 0 <= x0 < x1 <= SIDE
-                assert 0 <= y0 < y1 <= SIDE
-                covered[int(y0) : int(y1), int(x0) : int(x1)] = True
-            assert not ((frames[number] != frames[number + 1]).any(-1) & ~covered).any()
-            whole = [
-                np.array([box for box in of_frame if min(box[:2]) > 0 and max(box[2:4]) < SIDE])
-                for of_frame in (now, later)
-            ]  # those that no border cuts
-            if len(whole[0]) == len(whole[1]) > 0:
-                moved = whole[1][:, :4] - whole[0][:, :4]
-                assert np.abs(moved - np.tile(whole[0][:, 4:], 2)).max() <= 1, (
-                    "rounded to pixels twice"
-                )
-                compared += len(moved)
-    assert compared > 20
+            changed = (frames[number] != frames[number + 1]).any(-1)
+            assert not (changed & ~cover([*now, *later])).any()
+            whole_now = select_whole(now)
+            whole_later = select_whole(later)
+            if len(whole_now) == len(whole_later) > 0:
+                moved = whole_later[:, :4] - whole_now[:, :4]
+                expected = np.tile(whole_now[:, 4:], 2)
+                assert np.abs(moved - expected).max() <= 1, "rounded to pixels twice"
+                num_compared += len(moved)
+    assert num_compared > 20
 
 
 def test_a_sidecar_says_what_moves(generate: Callable[..., Path]) -> None:
-    truth = json.loads(
-        generate("--size", "96", "--num-frames", "30").with_suffix(".motion.json").read_text()
-    )
-    assert (truth["width"], truth["height"], truth["num_frames"], truth["class"]) == (
-        96,
-        96,
-        30,
-        "right",
-    )
-    assert len(truth["moving_boxes"]) == 30
+    video = generate("--size", "96", "--num-frames", "30")
+    truth = json.loads(video.with_suffix(".motion.json").read_text())
+    moving_boxes = truth.pop("moving_boxes")
+    assert truth == {"fps": 30, "width": 96, "height": 96, "num_frames": 30, "class": "right"}
+    assert len(moving_boxes) == 30

@@ -1,4 +1,7 @@
-"""Jobs in processes and on a cluster: faults cost their own job, and a run that is killed is resumed exactly."""
+"""Jobs in processes and on a cluster: faults cost their own job.
+
+A run that is killed is resumed exactly.
+"""
 
 import multiprocessing
 import os
@@ -40,10 +43,16 @@ def act(job: str) -> str:
 
 
 def test_crashes_and_hangs_cost_their_own_job_only(tmp_path: Path) -> None:
-    died = "the process that worked on it died"
-    expected = {job: job.upper() for job in ("a", "b", f"crash-once {tmp_path}/seen", "c")}
-    expected |= {"crash": f"{died} (SIGSEGV)", "exit": f"{died} (exit code 7)"}
-    expected["hang"] = "it made no progress for 2 seconds: raise --timeout"
+    crash_once = f"crash-once {tmp_path}/seen"
+    expected = {
+        "a": "A",
+        "b": "B",
+        "c": "C",
+        crash_once: crash_once.upper(),
+        "crash": "the process that worked on it died (SIGSEGV)",
+        "exit": "the process that worked on it died (exit code 7)",
+        "hang": "it made no progress for 2 seconds: raise --timeout",
+    }
     assert dict(run_jobs(Processes, act, sorted(expected), 2, 2)) == expected
 
 
@@ -54,16 +63,24 @@ def test_leaving_early_ends_all_workers() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_worker_that_starts_when_all_is_over_says_nothing(
+# Stands for Python: the first process starts at once, the second a second after the run is over.
+LATE_PYTHON = f"""#!/bin/sh
+if ! mkdir "$0.first" 2>/dev/null; then
+    until [ -e "$0.over" ]; do sleep .05; done
+    sleep 1
+fi
+exec {sys.executable} "$@"
+"""
+
+
+def test_a_worker_that_starts_when_all_is_over_prints_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Pebble first removes the semaphores that it opens, and then ends the workers, one after another."""
-    script, before = tmp_path / "python", multiprocessing.spawn.get_executable()
-    late = (
-        'mkdir "$0.first" 2>/dev/null || { until [ -e "$0.over" ]; do sleep .05; done; sleep 1; }'
-    )
-    script.write_text(f'#!/bin/sh\n{late}\nexec {sys.executable} "$@"\n')
+    """pebble first removes the semaphores that workers open, and then ends the workers."""
+    script = tmp_path / "python"
+    script.write_text(LATE_PYTHON)
     script.chmod(0o755)
+    before = multiprocessing.spawn.get_executable()
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.set_executable(str(script))
     try:
@@ -82,7 +99,8 @@ def test_a_worker_that_starts_when_all_is_over_says_nothing(
 RUN = """
 import threading, time
 from adamae.shard_tools.workers import Processes, run_jobs
-threading.Thread(target=time.sleep, args=[60], daemon=True).start()  # takes signals that the main thread blocks
+# Takes signals that the main thread blocks.
+threading.Thread(target=time.sleep, args=[60], daemon=True).start()
 print("ready", flush=True)
 for job, result in run_jobs(Processes, len, ["a"] * 100_000, 2, 60):
     print(result, flush=True)
@@ -97,16 +115,16 @@ def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # which a shell's background jobs ignore
+        # A shell's background jobs ignore it, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(after_s)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, said = process.communicate(timeout=30)
-    assert said.count("KeyboardInterrupt") == 1, said
+    # A terminal sends it to all processes of a group.
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert errors.count("KeyboardInterrupt") == 1, errors
 
 
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,53 +133,39 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         next(run_jobs(RayCluster, len, [], 1, 60))
 
 
-@pytest.mark.slow  # 30 s: two clusters start
+# 30 s: two clusters start.
+@pytest.mark.slow
 def test_processes_a_ray_cluster_and_parts_give_the_same_bytes(
     workers: None, videos: Path, tmp_path: Path
 ) -> None:
     segments = list_segments(videos, tmp_path / "list.json")
-    ways = {
-        "one": [],
-        "processes": ["--workers", "2"],
-        "ray": ["--workers", "2", "--engine", "ray"],
-    }
-    parts = {f"parts {number}": ["--part", f"{number}/2"] for number in (2, 1)}
+    # Output folders and options; the two parts of one dataset have the same folder.
+    runs = [
+        ("one", []),
+        ("processes", ["--workers", "2"]),
+        ("ray", ["--workers", "2", "--engine", "ray"]),
+        ("parts", ["--part", "2/2"]),
+        ("parts", ["--part", "1/2"]),
+    ]
     for inputs, name in ((videos, "whole"), (segments, "segments")):
-        for way, options in (ways | parts).items():
-            make(inputs, tmp_path / name / way.split()[0], "--samples-per-shard", "4", *options)
+        for output, options in runs:
+            make(inputs, tmp_path / name / output, "--samples-per-shard", "4", *options)
         expected = hashes(tmp_path / name / "one")
         assert len(expected) > 10
         assert all(hashes(folder) == expected for folder in (tmp_path / name).iterdir())
 
 
-@pytest.mark.slow  # 30 s: Ray takes many seconds to see that a process has died
+# 30 s: Ray takes many seconds to see that a process has died.
+@pytest.mark.slow
 def test_crashes_and_hangs_on_a_cluster_cost_their_own_job_only() -> None:
     from ray import cloudpickle
 
-    cloudpickle.register_pickle_by_value(
-        sys.modules[__name__]
-    )  # which the cluster's processes cannot import
+    # The cluster's processes cannot import this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     results = dict(run_jobs(RayCluster, act, ["a", "crash", "b"], 2, 60))
     results |= dict(run_jobs(RayCluster, act, ["hang"], 2, 5))
     died = "the process that worked on it died, or made no progress for {} seconds"
     assert results == {"a": "A", "b": "B", "crash": died.format(60), "hang": died.format(5)}
-
-
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-OPTIONS = {
-    "copied": ["--encode", "copy", "--samples-per-shard", "2"],
-    "segments": ["--samples-per-shard", "4", "--frame-stride", "3", "--preset", "ultrafast"],
-    "in pieces": [
-        "--samples-per-shard",
-        "3",
-        "--frame-stride",
-        "3",
-        "--clip-seconds",
-        "0.3",
-        "--preset",
-        "ultrafast",
-    ],
-}
 
 
 def test_killed_with_its_workers_left_alone(
@@ -175,26 +179,34 @@ def test_killed_with_its_workers_left_alone(
         while process.poll() is None and not any((tmp_path / "out").glob(moment)):
             time.sleep(0.01)
         assert process.poll() is None, f"the run ended before {moment} was seen"
-        process.kill()  # the parent alone: its workers must notice by themselves
+        # The parent alone: its workers must notice by themselves.
+        process.kill()
         process.wait()
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
     assert hashes(tmp_path / "out") == hashes(dataset)
 
 
+# Audit events of changes of the disk, besides files that are opened to be written.
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
 def run(killed_before: int, videos: Path, folder: Path, options: list[str]) -> bool:
-    """Make shards in a fork; False if it died, which it does before change `killed_before` of the disk (0: never)."""
+    """Make shards in a fork, which dies before change `killed_before` of the disk (0: never).
+
+    Return whether it came to its end.
+    """
     child = os.fork()
     if child == 0:
-        left = killed_before
+        num_changes = 0
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal left
-            opens_to_write = (
-                event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-            )
-            if event in CHANGES or opens_to_write:
-                left -= 1
-                if left == 0:
+            nonlocal num_changes
+            is_change = event in CHANGES
+            if event == "open" and isinstance(arguments[2], int):
+                is_change = arguments[2] & os.O_ACCMODE != os.O_RDONLY
+            if is_change:
+                num_changes += 1
+                if num_changes == killed_before:
                     os._exit(9)
 
         sys.addaudithook(count)
@@ -210,33 +222,50 @@ def run(killed_before: int, videos: Path, folder: Path, options: list[str]) -> b
     return code == 0
 
 
-def kill_before_changes(videos: Path, folder: Path, options: list[str], each: bool) -> int:
-    """Kill runs before one change of the disk after the other and resume them, `each` in its own folder; return how
-    many there are."""
+def kill_before_each_change(videos: Path, folder: Path, options: list[str]) -> int:
+    """Kill runs before every single change of the disk, each in its own folder, and resume them.
+
+    Return the number of runs that were killed.
+    """
     assert run(0, videos, folder / "whole", options)
     expected = hashes(folder / "whole")
     number = 1
-    while not run(number, videos, out := folder / str(number * each), options) and (
-        each or number < 60
-    ):
-        if each:
-            assert run(0, videos, out, options)
-            assert hashes(out) == expected, f"killed before change {number}"
-        number += 1 if each else 2
-    assert run(0, videos, out, options)
-    assert hashes(out) == expected
-    return number - 1
+    while True:
+        output = folder / str(number)
+        is_complete = run(number, videos, output, options)
+        # Resume it; one that came to its end has nothing left to do.
+        assert run(0, videos, output, options)
+        assert hashes(output) == expected, f"killed before change {number}"
+        if is_complete:
+            return number - 1
+        number += 1
+
+
+def kill_again_and_again(videos: Path, folder: Path, options: list[str]) -> None:
+    """Kill a run before its first change of the disk, resume it and kill it before the third, …
+
+    It must come to its end all the same.
+    """
+    assert run(0, videos, folder / "whole", options)
+    for number in range(1, 62, 2):
+        if run(number, videos, folder / "killed", options):
+            break
+    assert run(0, videos, folder / "killed", options)
+    assert hashes(folder / "killed") == hashes(folder / "whole")
 
 
 def in_clean_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call it in a process that has not decoded yet: FFmpeg's threads are missing in forks of one that has."""
+    """Call a function in a process that has not decoded yet.
+
+    FFmpeg's threads would be missing in forks of one that has.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 @pytest.fixture(scope="module")
 def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three videos, a file that is none, and a list of segments of them all with several labels."""
+    """Return a folder of three videos, a file that is none, and a list of segments of them."""
     folder = tmp_path_factory.mktemp("few")
     three = {path.name: path.read_bytes() for path in sorted(videos.rglob("*.mp4"))[:3]}
     make_folder(folder, three | {"text.mp4": "no video"})
@@ -244,16 +273,21 @@ def few(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SLOW = [
-    pytest.param(options, True, marks=pytest.mark.slow) for options in ("copied", "segments")
-]  # three minutes
+COPIED = ["--encode", "copy", "--samples-per-shard", "2"]
+FAST = ["--frame-stride", "3", "--preset", "ultrafast"]
+SEGMENTS = ["--samples-per-shard", "4", *FAST]
+PIECES = ["--samples-per-shard", "3", "--clip-seconds", "0.3", *FAST]
 
 
-@pytest.mark.parametrize(("options", "each"), [*((options, False) for options in OPTIONS), *SLOW])
-def test_killed_before_changes_of_the_disk(
-    few: Path, tmp_path: Path, options: str, each: bool
+@pytest.mark.parametrize(("name", "options"), [("", COPIED), ("list.json", SEGMENTS), ("", PIECES)])
+def test_killed_again_and_again(few: Path, tmp_path: Path, name: str, options: list[str]) -> None:
+    in_clean_process(kill_again_and_again, few / name, tmp_path, options)
+
+
+# Three minutes.
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [("", COPIED), ("list.json", SEGMENTS)])
+def test_killed_before_each_change_of_the_disk(
+    few: Path, tmp_path: Path, name: str, options: list[str]
 ) -> None:
-    videos = few / "list.json" if options == "segments" else few
-    assert (
-        in_clean_process(kill_before_changes, videos, tmp_path, OPTIONS[options], each) >= 30 * each
-    )
+    assert in_clean_process(kill_before_each_change, few / name, tmp_path, options) >= 30
