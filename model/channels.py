@@ -57,8 +57,7 @@ def compute_differences(clip: Clip) -> Clip:
     rms = change.square().mean(dim=(1, 2, 3, 4), keepdim=True).sqrt()
     # At least one of 255 levels, so that noise alone stays weak.
     rms = rms.clamp_min(1)
-    levels = change / rms * STRENGTH + STILL
-    scaled = levels.round().clamp(0, 255).to(clip.dtype)
+    scaled = (change / rms * STRENGTH + STILL).round().clamp(0, 255).to(clip.dtype)
     return torch.cat((scaled, scaled[:, -1:]), dim=1)
 
 

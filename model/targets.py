@@ -180,10 +180,11 @@ class TeacherTarget(Target):
     ) -> Float[Tensor, "B M"]:
         """Compute the error of each token's features, in fp32."""
         with torch.autocast(pred.device.type, enabled=False):
-            pred = pred.float()
             target = prepared.take_along_dim(ids[..., None], dim=1).float()
             if self.config.normalize_target:
                 target = F.layer_norm(target, target.shape[-1:])
+            # Only now, when the raw target is free again.
+            pred = pred.float()
             if self.config.loss == "cosine":
                 return 1 - F.cosine_similarity(pred, target, dim=-1)
             errors = LOSSES[self.config.loss](pred, target, reduction="none")
