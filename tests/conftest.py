@@ -1,3 +1,5 @@
+"""Fixtures that tests of several folders share."""
+
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 if not torch.cuda.is_available():
-    # Set before kernels/ is imported, so that nothing above may import it: Triton then interprets, on CPU tensors.
+    # Triton's interpreter runs kernels on CPU tensors. It must be set before kernels/ is imported,
+    # so nothing above may import that.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -42,36 +45,28 @@ def synthetic_videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from adamae.shard_tools import synthetic_videos
 
     folder = tmp_path_factory.mktemp("videos")
-    synthetic_videos.main(
-        [
-            str(folder),
-            "--num-videos=16",
-            "--size=64",
-            "--num-frames=32",
-            "--classes",
-            "right",
-            "left",
-        ]
-    )
+    options = ["--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"]
+    synthetic_videos.main([str(folder), *options])
     return folder
 
 
 @pytest.fixture(scope="session")
 def synthetic_shards(tmp_path_factory: pytest.TempPathFactory, synthetic_videos: Path) -> Path:
-    """Make shards of the synthetic videos, every second frame kept."""
+    """Make shards of every second frame of the synthetic videos."""
     from adamae.shard_tools import make_shards
 
     folder = tmp_path_factory.mktemp("shards") / "shards"
-    assert (
-        make_shards.main([str(synthetic_videos), str(folder), "--frame-stride=2", "--workers=1"])
-        == 0
-    )
+    options = ["--frame-stride=2", "--workers=1"]
+    assert make_shards.main([str(synthetic_videos), str(folder), *options]) == 0
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> Path:
-    """Pre-train a tiny model for six steps, with checkpoints after steps 3 and 6. Copy the folder to change it."""
+    """Pre-train a tiny model for six steps, with checkpoints after steps 3 and 6.
+
+    All tests read this folder: copy it to change it.
+    """
     from tiny import TINY
 
     from adamae.train import train
@@ -84,7 +79,10 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a run directory as train.py leaves it, with models after steps 5, 10, ..."""
+    """Return a function that writes a run directory as train.py does.
+
+    The models are its checkpoints after steps 5, 10, …
+    """
 
     def write(*models: torch.nn.Module, frame_stride: int = 4) -> Path:
         for number, model in enumerate(models, 1):
@@ -92,7 +90,8 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             folder.mkdir(parents=True)
             save_file(model.state_dict(), folder / "model.safetensors")
         config = {"model": vars(models[-1].config), "data": {"frame_stride": frame_stride}}
-        (tmp_path / "run/config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        # JSON is YAML.
+        (tmp_path / "run/config.yaml").write_text(json.dumps(config))
         return tmp_path / "run"
 
     return write

@@ -1,4 +1,7 @@
-"""Run this project's scripts as processes forked from one that has imported everything, which saves 8 s each."""
+"""Run the project's scripts as processes forked from one that has imported everything.
+
+It saves 8 s for each script.
+"""
 
 import multiprocessing
 import os
@@ -19,11 +22,10 @@ SERVER.set_forkserver_preload(
 def start(
     command: Sequence[object], out: Path, err: Path, env: Mapping[str, str] | None = None
 ) -> ForkServerProcess:
-    """Start `command`, [python, a script, its arguments...]; append its output to the files `out` and `err`."""
+    """Start a command, [python, script, argument...]; append its output to two files."""
     words = [str(word) for word in command]
-    process = SERVER.Process(
-        target=_run, args=(words[1:], str(out), str(err), dict(env or os.environ))
-    )
+    environment = dict(env or os.environ)
+    process = SERVER.Process(target=_run, args=(words[1:], str(out), str(err), environment))
     process.start()
     return process
 
@@ -31,9 +33,10 @@ def start(
 def run(
     command: Sequence[object], env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Like subprocess.run with capture_output, text and a timeout of four minutes."""
+    """Run a command as subprocess.run does, with captured text and a timeout of four minutes."""
     with TemporaryDirectory() as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
+        out = Path(folder) / "out"
+        err = Path(folder) / "err"
         code = wait(start(command, out, err, env), 240)
         return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
 
@@ -49,6 +52,7 @@ def wait(process: ForkServerProcess, seconds: float) -> int:
 
 
 def _run(words: list[str], out: str, err: str, env: dict[str, str]) -> None:
+    """Become the script `words[0]` with its arguments, in a forked process."""
     for name, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), descriptor)
     os.environ.clear()

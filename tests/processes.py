@@ -1,4 +1,4 @@
-"""Processes that tests have started: what they do, and waiting for it."""
+"""Look at processes that tests have started, signal them, and wait for what they do."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it holds within so many seconds."""
+    """Return whether a condition holds within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -19,35 +19,40 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal processes, some of which may have ended."""
+    """Send a signal to processes, some of which may have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def is_alive(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _read_state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def are_asleep(processes: list[int]) -> bool:
-    """Tell whether all wait for something."""
-    return all(
-        Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] == "S" for pid in processes
-    )
+def are_asleep(pids: list[int]) -> bool:
+    """Return whether all processes wait for something."""
+    return all(_read_state(pid) == "S" for pid in pids)
+
+
+def _read_state(pid: int) -> str:
+    """Return the letter of a process's state (man 5 proc_pid_stat)."""
+    # It follows the name, which is in parentheses and may hold any character.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def list_descendants(pid: int) -> list[int]:
-    found = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    return found + [pid for child in found for pid in list_descendants(child)]
+    """List the processes that a process has started, and those that these have started."""
+    descendants = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            descendants += [int(child), *list_descendants(int(child))]
+    return descendants
 
 
 def take_interrupts() -> None:
-    """Undo what a shell does to programs in its background."""
+    """Let Ctrl-C interrupt this process, which a shell prevents for programs in its background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

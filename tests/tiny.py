@@ -1,4 +1,4 @@
-"""The overrides of a training run that takes two seconds on a CPU: `parse([*TINY, f"data.shards={shards}", ...])`."""
+"""A training run of two seconds on a CPU: `parse([*TINY, f"data.shards={shards}", ...])`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ TINY = [
 
 
 def write_random_teacher(config: ModelConfig, folder: Path) -> str:
-    """Write an encoder as large as the model's own, with random weights."""
+    """Write an encoder of the model's own size, with random weights; return its path."""
     file = folder / f"teacher_{config.size}.safetensors"
     config = replace(config, target="pixels", teacher="", loss="mse")
     pretrained.save(file, VideoEncoder(config).state_dict(), pretrained.make_metadata(config))

@@ -1,4 +1,7 @@
-"""torchrun's agents and workers on this machine, or in network namespaces, forked as `forked` does it."""
+"""Run jobs of torchrun on this machine or in network namespaces.
+
+Agents and workers are forked from a process that has imported everything (forked.py).
+"""
 
 import ctypes
 import os
@@ -10,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from forked import SERVER
 from processes import is_alive, send, wait_for
@@ -25,26 +28,44 @@ from adamae.training.tasks.pretraining import Pretraining
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a node of a cluster runs."""
+    """A node of a cluster."""
 
     address: str = "127.0.0.1"
     interface: str = "lo"
-    namespace: str = ""  # of the network; "": this machine's own
+    # The name of a network namespace; "": this machine's own network.
+    namespace: str = ""
 
 
 def slow_down(seconds: float) -> None:
     """Make every forward pass take so much longer."""
     loss = Pretraining.loss
-    Pretraining.loss = lambda *inputs: (time.sleep(seconds), loss(*inputs))[1]  # type: ignore[method-assign]
+
+    def slow_loss(*inputs: Any) -> Any:
+        time.sleep(seconds)
+        return loss(*inputs)
+
+    Pretraining.loss = slow_loss  # type: ignore[method-assign]
 
 
 def enter_own_folder(folder: Path) -> None:
-    """Let a rank stand in the folder named by its number, as on nodes that share no disk."""
+    """Change to the folder named by the rank's number, as on nodes that share no disk."""
     os.chdir(folder / os.environ["RANK"])
 
 
+@dataclass(frozen=True)
+class JobSetup:
+    """What an agent needs to know for its workers; see Job."""
+
+    arguments: list[str]
+    per_node: int
+    before: Callable[[], object]
+    environment: dict[str, str]
+    log: str
+    pids: str
+
+
 class Job:
-    """A run of several nodes, each an agent with its workers; all write to the file `log`. A context manager."""
+    """A run of several nodes, each an agent with its workers. A context manager ends them all."""
 
     def __init__(
         self,
@@ -55,16 +76,18 @@ class Job:
         before: Callable[[], object] = int,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """arguments: of train.py, with {node} for a node's number; before: what workers call before they train."""
-        self.log, self.pids, self.agents = log, log.with_suffix(".pids"), list[ForkServerProcess]()
+        """Describe the job; all its processes write to the file `log`.
+
+        arguments: those of train.py, where {node} stands for the number of the node.
+        per_node: workers of each node. before: called by workers before they train.
+        """
+        self.log = log
+        # Each worker adds a line to this file: its node, its rank and its process id.
+        self.pids = log.with_suffix(".pids")
+        self.agents: list[ForkServerProcess] = []
         self._machines = machines
-        self._inputs = (
-            arguments,
-            per_node,
-            before,
-            dict(environment or {}),
-            str(log),
-            str(self.pids),
+        self._setup = JobSetup(
+            arguments, per_node, before, dict(environment or {}), str(log), str(self.pids)
         )
 
     def start(self) -> None:
@@ -72,40 +95,44 @@ class Job:
         self.log.write_text("")
         self.pids.write_text("")
         endpoint = f"{self._machines[0].address}:{free_port()}"
-        self.agents = [
-            SERVER.Process(
-                target=_agent, args=(endpoint, len(self._machines), node, machine, *self._inputs)
-            )
-            for node, machine in enumerate(self._machines)
-        ]
-        for agent in self.agents:
+        self.agents = []
+        for node, machine in enumerate(self._machines):
+            inputs = (endpoint, len(self._machines), node, machine, self._setup)
+            agent = SERVER.Process(target=_run_agent, args=inputs)
             agent.start()
+            self.agents.append(agent)
 
     def workers(self, node: int | None = None) -> dict[int, int]:
         """Return the process ids by rank, of one node or all."""
-        lines = (map(int, line.split()) for line in self.pids.read_text().splitlines())
-        return {rank: pid for its_node, rank, pid in lines if node in (None, its_node)}
+        pids = {}
+        for line in self.pids.read_text().splitlines():
+            worker_node, rank, pid = map(int, line.split())
+            if node in (None, worker_node):
+                pids[rank] = pid
+        return pids
 
     def processes(self, node: int | None = None) -> list[int]:
         """Return the process ids of the agents and workers that are alive, of one node or all."""
         agents = self.agents if node is None else [self.agents[node]]
-        return list(
-            filter(is_alive, [*(agent.pid or 0 for agent in agents), *self.workers(node).values()])
-        )
+        pids = [agent.pid or 0 for agent in agents]
+        pids += self.workers(node).values()
+        return [pid for pid in pids if is_alive(pid)]
 
     def said(self) -> str:
+        """Return the log."""
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float = 120) -> list[int | None]:
-        """Return the exit codes of the agents, once they have ended or so many seconds have passed."""
+        """Return the agents' exit codes, when they have ended or so many seconds have passed."""
         wait_for(self.is_over, seconds)
         return [agent.exitcode for agent in self.agents]
 
     def is_over(self) -> bool:
+        """Return whether all agents have ended."""
         return not any(agent.is_alive() for agent in self.agents)
 
     def gone(self, seconds: float) -> bool:
-        """Whether all workers end in time."""
+        """Return whether all workers end within so many seconds."""
         return wait_for(lambda: not any(map(is_alive, self.workers().values())), seconds)
 
     def __enter__(self) -> Self:
@@ -113,10 +140,10 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing of it."""
         self.kill()
 
     def kill(self) -> None:
+        """Kill all agents and workers."""
         for agent in self.agents:
             agent.kill()
             agent.join()
@@ -125,34 +152,24 @@ class Job:
 
 
 def run(arguments: list[str], log: Path, nodes: int = 1, per_node: int = 2) -> None:
-    """Run a job to its end."""
+    """Run a job on this machine to its end, which must be a success."""
     with Job(arguments, log, [Machine()] * nodes, per_node) as job:
         assert job.wait() == [0] * nodes, job.said()
 
 
-def _agent(
-    endpoint: str,
-    nodes: int,
-    node: int,
-    machine: Machine,
-    arguments: list[str],
-    per_node: int,
-    before: Callable[[], object],
-    environment: dict[str, str],
-    log: str,
-    pids: str,
-) -> None:
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    os.environ.update(
-        environment, GLOO_SOCKET_IFNAME=machine.interface, TP_SOCKET_IFNAME=machine.interface
-    )
+def _run_agent(endpoint: str, num_nodes: int, node: int, machine: Machine, setup: JobSetup) -> None:
+    """Do what torchrun does on a node, in a process of its own."""
+    os.dup2(os.open(setup.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.environ.update(setup.environment)
+    os.environ["GLOO_SOCKET_IFNAME"] = machine.interface
+    os.environ["TP_SOCKET_IFNAME"] = machine.interface
     if machine.namespace:
         with open(f"/var/run/netns/{machine.namespace}") as opened:
             assert ctypes.CDLL(None).setns(opened.fileno(), 0) == 0
     config = LaunchConfig(
-        nodes,
-        nodes,
-        per_node,
+        num_nodes,
+        num_nodes,
+        setup.per_node,
         run_id="test",
         rdzv_backend="static",
         rdzv_endpoint=endpoint,
@@ -162,18 +179,19 @@ def _agent(
         local_addr=machine.address,
         monitor_interval=0.1,
     )
-    own = [argument.replace("{node}", str(node)) for argument in arguments]
+    arguments = [argument.replace("{node}", str(node)) for argument in setup.arguments]
     try:
-        elastic_launch(config, _worker)(node, own, before, pids)
+        elastic_launch(config, _run_worker)(node, arguments, setup.before, setup.pids)
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
 
 
-def _worker(node: int, arguments: list[str], before: Callable[[], object], pids: str) -> None:
-    ctypes.CDLL(None).prctl(
-        1, 0
-    )  # PR_SET_PDEATHSIG: PyTorch's forked workers have what torchrun's have not
+def _run_worker(node: int, arguments: list[str], before: Callable[[], object], pids: str) -> None:
+    """Train, as a rank of the job."""
+    # PyTorch lets forked workers be killed when their parent ends, but not those of the torchrun
+    # command, which are no forks. PR_SET_PDEATHSIG is 1, and 0 is no signal.
+    ctypes.CDLL(None).prctl(1, 0)
     with open(pids, "a") as file:
         print(node, os.environ["RANK"], os.getpid(), file=file)
     before()
@@ -181,6 +199,7 @@ def _worker(node: int, arguments: list[str], before: Callable[[], object], pids:
 
 
 def free_port() -> int:
+    """Return a port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What benchmarks call and PyTorch's allocator gives them, on a GPU that is not there."""
+"""Benchmarks on the stand-in for CUDA: what they call, and what PyTorch's allocator gives them."""
 
 import json
 import sys
@@ -36,16 +36,18 @@ def count(graph):
     return module
 
 
-compile_to_module, GraphLowering.compile_to_module = GraphLowering.compile_to_module, count
-async_compile.AsyncCompile.triton = lambda *_, **__: NoKernel()  # Triton compiles them for a minute, to do nothing
+compile_to_module = GraphLowering.compile_to_module
+GraphLowering.compile_to_module = count
+# Triton would compile kernels for a minute that then do nothing.
+async_compile.AsyncCompile.triton = lambda *_, **__: NoKernel()
 for how, checkpointing in ((True, False), (True, True), ("reduce-overhead", False)):
     moved = []
     config = ModelConfig(activation_checkpointing=checkpointing)
     measured = measure_config(config, 16, 1, torch.device("cuda", 0), how)
     print(json.dumps([measured["peak_memory_gib"], sum(moved) / 1e9, len(moved)]))
 """
-# Kernels compute nothing here, so that boolean masks would select nothing: they select by their shape. A module's main
-# is called, so that processes forked for a measurement find it by name.
+# Kernels compute nothing here, so boolean masks would select nothing: they select by their shape.
+# The main of a module is called, so that processes forked for a measurement find it by name.
 UNCHECKED = """
 import sys
 from importlib import import_module
@@ -55,20 +57,25 @@ from adamae.benchmarks import harness
 from adamae.pipeline.decoding import dali
 
 torch.distributions.Distribution.set_default_validate_args(False)
-torch.backends.cudnn.enabled = False  # it looks for the GPU by itself, and so does DALI
+# cuDNN and DALI look for the GPU by themselves, and find none.
+torch.backends.cudnn.enabled = False
 dali.try_decoding = lambda *_: "it needs a GPU"
 harness.require = lambda *_: None
 from adamae.benchmarks import kernel_speed, train_throughput
 
 kernel_speed.check = train_throughput.check_losses = lambda *_: None
-get, invert = torch.Tensor.__getitem__, torch.Tensor.__invert__
+get = torch.Tensor.__getitem__
+invert = torch.Tensor.__invert__
 
 
-def select(values, index):  # the first tokens: an eighth by an inverted mask, of visible ones, the rest by another
+def select(values, index):
+    # An inverted mask is that of the visible tokens: it selects the first eighth, others the rest.
     if not isinstance(index, torch.Tensor) or index.dtype != torch.bool:
         return get(values, index)
-    visible = index.numel() // 8
-    return values.flatten(0, index.dim() - 1)[: visible if hasattr(index, "inverted") else index.numel() - visible]
+    num_selected = index.numel() // 8
+    if not hasattr(index, "inverted"):
+        num_selected = index.numel() - num_selected
+    return values.flatten(0, index.dim() - 1)[:num_selected]
 
 
 def mark_inverted(mask):
@@ -77,10 +84,12 @@ def mark_inverted(mask):
     return inverted
 
 
-torch.Tensor.__getitem__, torch.Tensor.__invert__ = select, mark_inverted
+torch.Tensor.__getitem__ = select
+torch.Tensor.__invert__ = mark_inverted
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    sys.exit(import_module(sys.argv[0].removesuffix(".py").replace("/", ".")).main(sys.argv[1:]))
+    module = import_module(sys.argv[0].removesuffix(".py").replace("/", "."))
+    sys.exit(module.main(sys.argv[1:]))
 """
 # Stands for the interpreter: everything but pytest runs by UNCHECKED.
 PYTHON = """#!/bin/sh
@@ -88,7 +97,7 @@ PYTHON = """#!/bin/sh
 exec {python} {program} "$@"
 """
 CALL = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
-# Of the tests that need a GPU, those that compare no values. One more needs NVML, one CUPTI.
+# Tests that need a GPU and compare no values. Two others cannot run here: they need NVML and CUPTI.
 GPU_TESTS = [
     "tests/training/test_accounting.py",
     "tests/common/test_devices.py::test_a_gpu_that_is_full_is_explained",
@@ -98,57 +107,51 @@ GPU_TESTS = [
 ]
 
 
-@pytest.mark.slow  # they train, and count steps of ViT-Small
+# They train, and count steps of ViT-Small.
+@pytest.mark.slow
 def test_tests_for_a_gpu_that_compare_no_values_pass(library: Path) -> None:
-    done = gpu.run(
-        library,
-        "-m",
-        ["pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS],
-    )
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu"]
+    done = gpu.run(library, "-m", ["pytest", *options, *GPU_TESTS])
     assert done.returncode == 0, done.stdout
 
 
+# ViT-Base is compiled three times.
 @pytest.mark.timeout(1500)
-@pytest.mark.slow  # torch.compile of ViT-Base, three times
+@pytest.mark.slow
 def test_the_compiled_steps_memory_and_traffic_are_what_the_docs_say(
     library: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "program.py").write_text(COMPILED)
-    done = gpu.run(
-        library,
-        str(tmp_path / "program.py"),
-        [],
-        seconds=1400,
-        TORCHINDUCTOR_FORCE_DISABLE_CACHES=1,
-    )
+    program = tmp_path / "program.py"
+    program.write_text(COMPILED)
+    done = gpu.run(library, str(program), [], seconds=1400, TORCHINDUCTOR_FORCE_DISABLE_CACHES=1)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    gib, traffic, kernels = zip(*found, strict=True)
-    assert gib[:2] == pytest.approx(
-        [3.00, 2.40], rel=0.02
-    )  # what graphs write does not count as allocated
-    # GB and kernels beside products and attention; with graphs, what is cheap is not recomputed.
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    gib, traffic, kernels = zip(*rows, strict=True)
+    # PyTorch does not count the memory of CUDA graphs, the third row, as allocated.
+    assert gib[:2] == pytest.approx([3.00, 2.40], rel=0.02)
+    # GB and kernels beside products and attention. With graphs, cheap outputs are not recomputed.
     assert traffic == pytest.approx([10.6, 12.0, 9.63], rel=0.05)
     assert kernels == pytest.approx([419, 449, 418], rel=0.05)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the folder of all stages: their videos and shards are made once."""
+    """Make the folder of all stages, in which their videos and shards are made once."""
     folder = tmp_path_factory.mktemp("stages")
-    (folder / "unchecked.py").write_text(UNCHECKED)
-    (folder / "python").write_text(
-        PYTHON.format(python=sys.executable, program=folder / "unchecked.py")
-    )
-    (folder / "python").chmod(0o755)
+    program = folder / "unchecked.py"
+    program.write_text(UNCHECKED)
+    python = folder / "python"
+    python.write_text(PYTHON.format(python=sys.executable, program=program))
+    python.chmod(0o755)
     return folder
 
 
+# The commands of a measurement on a GPU, at their smallest, take half a minute to four minutes.
 @pytest.mark.timeout(1500)
-@pytest.mark.slow  # commands that a GPU is to run, at their smallest: half a minute to four
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["step", "end_to_end", "decode", "memory", "kernels", "resume"])
 def test_a_stage_ends(stage: str, library: Path, folder: Path) -> None:
-    """But `tests`, which compares values."""
+    """The stage `tests` is left out, as it compares values."""
     command = ["bash", "benchmarks/on_gpu.sh", folder / "out", stage]
     done = gpu.run(
         library,

@@ -1,4 +1,4 @@
-"""Training on a GPU that is not there: nothing of its numbers is true, but what is called is."""
+"""Training on the stand-in for CUDA: its numbers mean nothing, but its calls are those of a GPU."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ from tiny import TINY, write_random_teacher
 from adamae.model.registry import MASKS, TARGETS
 from adamae.training.config import parse
 
-FIRST, LAST = 13, 16  # steps that are counted: DDP measures, and waits, in its first ten
+# The steps that are counted. In its first ten, DDP measures, for which it waits.
+FIRST = 13
+LAST = 16
 SETTINGS = [
     *TINY,
     "device=cuda",
@@ -21,40 +23,37 @@ SETTINGS = [
     "steps=17",
     "log_every=100",
     "checkpoint_every=100",
+    # DALI does not run on the stand-in.
+    "data.decoder=pyav",
 ]
-SETTINGS += ["data.decoder=pyav"]  # DALI does not run there
 
 
 def count_steps(
     library: Path, runs: list[list[str]], gpus: int = 1, last: int = LAST, **gpu_is: Any
 ) -> list[Any]:
-    """Train with each list of arguments; return what the counted steps called."""
+    """Train with each list of arguments; return the calls of the counted steps, for each rank.
+
+    Fail if one of them waits for the GPU, or is not allowed. gpu_is: settings of gpu.run.
+    """
     with TemporaryDirectory() as output:
         arguments = [output, FIRST, last, json.dumps(runs)]
         done = gpu.run(library, "tests/fake_cuda/count_steps.py", arguments, gpus, **gpu_is)
         assert done.returncode == 0, done.stderr
-        found = [
-            json.loads(line)
-            for path in Path(output).iterdir()
-            for line in path.read_text().splitlines()
-        ]
+        results = []
+        for path in Path(output).iterdir():
+            results += [json.loads(line) for line in path.read_text().splitlines()]
     assert "attention by FLASH_ATTENTION" in done.stderr
-    for run in found:
-        assert run["ended"]
-        assert [what for what in run["calls"] if what.startswith("context")] == [
-            f"context on {run['rank']}"
-        ]
-        wrong = {
-            what: number
-            for what, number in run["calls"].items()
-            if what.startswith(("WAIT", "ILLEGAL"))
-        }
-        assert not wrong, done.stderr
-    assert len(found) == gpus * len(runs)
-    return found
+    for result in results:
+        assert result["ended"]
+        names = list(result["calls"])
+        contexts = [name for name in names if name.startswith("context")]
+        assert contexts == [f"context on {result['rank']}"]
+        assert not any(name.startswith(("WAIT", "ILLEGAL")) for name in names), done.stderr
+    assert len(results) == gpus * len(runs)
+    return [result["calls"] for result in results]
 
 
-def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
+def test_a_step_waits_for_nothing_and_uploads_the_crops_alone(
     library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
     """The next batch is uploaded during a step, as soon as it is ready."""
@@ -64,32 +63,33 @@ def test_a_step_waits_for_nothing_and_uploads_what_clips_show(
         f"run={tmp_path / 'run'}",
         "steps=21",
     ]
-    (found,) = count_steps(library, [arguments], last=20)
-    calls, steps = found["calls"], 20 - FIRST + 1
-    assert calls["launches"] <= 378 * steps  # with torch 2.11; 361 with 2.15
-    assert abs(calls["LAUNCH crop_resize_kernel"] - steps) <= 1
-    # Frames of one chunk, tables, labels and positions; those of a batch may fall into a step beside the counted ones.
-    assert abs(calls["COPY pinned to device"] - 4 * steps) <= 4
-    whole_frames = 4 * 4 * 64 * 64 * 3 // 2  # bytes of a step: 4 clips of 4 frames in yuv420p
-    assert 0.3 * whole_frames < calls["BYTES pinned to device"] / steps < 0.9 * whole_frames, (
-        "the crops alone"
-    )
+    (calls,) = count_steps(library, [arguments], last=20)
+    num_steps = 20 - FIRST + 1
+    # 378 with torch 2.11; 361 with 2.15.
+    assert calls["launches"] <= 378 * num_steps
+    assert abs(calls["LAUNCH crop_resize_kernel"] - num_steps) <= 1
+    # Frames of one chunk, tables, labels and positions. Those of a batch may be uploaded in a step
+    # beside the counted ones.
+    assert abs(calls["COPY pinned to device"] - 4 * num_steps) <= 4
+    # Of a step: 4 clips of 4 frames in yuv420p.
+    bytes_of_frames = 4 * 4 * 64 * 64 * 3 // 2
+    bytes_per_step = calls["BYTES pinned to device"] / num_steps
+    assert 0.3 * bytes_of_frames < bytes_per_step < 0.9 * bytes_of_frames
 
 
-@pytest.mark.slow  # ten runs
+# Ten runs.
+@pytest.mark.slow
 def test_every_masking_strategy_and_target_ends(
     library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
-    """And gray clips, which the references make instead of Triton."""
+    """So do gray clips, which the references make instead of Triton."""
     changes = [[f"model.masking={masking}"] for masking in MASKS]
+    config = parse([*SETTINGS, "data.shards=s"]).model
     for target in TARGETS:
-        config = parse([*SETTINGS, "data.shards=s"]).model
-        teacher = (
-            [f"model.teacher={write_random_teacher(config, tmp_path)}"]
-            if target == "teacher"
-            else []
-        )
-        changes.append([f"model.target={target}", *teacher])
+        change = [f"model.target={target}"]
+        if target == "teacher":
+            change.append(f"model.teacher={write_random_teacher(config, tmp_path)}")
+        changes.append(change)
     changes.append(["model.in_channels=1"])
     common = [*SETTINGS, f"data.shards={synthetic_shards}", "model.mask_ratio=0.5"]
     runs = [
@@ -98,7 +98,8 @@ def test_every_masking_strategy_and_target_ends(
     count_steps(library, runs)
 
 
-@pytest.mark.slow  # torchrun and two ranks start
+# torchrun and two ranks start.
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["model.masking=adaptive", "model.masking=tube"])
 def test_ranks_have_a_gpu_each(
     change: str, library: Path, synthetic_shards: Path, tmp_path: Path
@@ -107,33 +108,37 @@ def test_ranks_have_a_gpu_each(
     count_steps(library, [[*arguments, "model.mask_ratio=0.5"]], gpus=2)
 
 
+# torch.compile takes minutes.
 @pytest.mark.timeout(1000)
-@pytest.mark.slow  # torch.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "launches", "graphs"), [("true", 288, 0), ("reduce-overhead", 60, 2)]
 )
 def test_a_compiled_step_launches_less(
     how: str, launches: int, graphs: int, library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
-    """One graph forward and one backward: a break, or a copy of what a kernel writes, would be a launch more."""
+    """A graph break, or a copy of what a kernel writes, would be a launch more."""
     arguments = [
         *SETTINGS,
         f"data.shards={synthetic_shards}",
         f"run={tmp_path / 'run'}",
         f"compile={how}",
     ]
-    (found,) = count_steps(library, [arguments], seconds=900)
-    steps = LAST - FIRST + 1
-    assert 0 < found["calls"]["launches"] <= launches * steps
-    assert found["calls"].get("graph launches", 0) == graphs * steps
+    (calls,) = count_steps(library, [arguments], seconds=900)
+    num_steps = LAST - FIRST + 1
+    assert 0 < calls["launches"] <= launches * num_steps
+    # One graph forward and one backward.
+    assert calls.get("graph launches", 0) == graphs * num_steps
     if not graphs:
-        assert found["calls"]["LAUNCH loss_kernel"] == 2 * steps
+        assert calls["LAUNCH loss_kernel"] == 2 * num_steps
 
 
-KERNEL_US = 3000  # a step of 400 kernels is 1.2 s, and the loader's work is milliseconds
+# Of each kernel: a step of 400 kernels is 1.2 s, beside which the loader's milliseconds fit.
+KERNEL_US = 3000
 
 
-@pytest.mark.slow  # seconds on the clock of a slow GPU
+# Seconds pass on the clock of a slow GPU.
+@pytest.mark.slow
 def test_the_loader_keeps_up_with_a_step_of_a_stated_speed(
     library: Path, synthetic_shards: Path, tmp_path: Path
 ) -> None:
@@ -144,8 +149,9 @@ def test_the_loader_keeps_up_with_a_step_of_a_stated_speed(
         f"run={tmp_path / 'run'}",
         "log_every=4",
     ]
-    (found,) = count_steps(library, [arguments], FAKE_US=KERNEL_US)
-    (row,) = (row for row in read_rows(tmp_path / "run") if row["step"] == LAST)  # of the last four
-    expected = found["calls"]["launches"] / (LAST - FIRST + 1) * KERNEL_US * 1e-6
+    (calls,) = count_steps(library, [arguments], FAKE_US=KERNEL_US)
+    # The means of the four counted steps.
+    (row,) = (row for row in read_rows(tmp_path / "run") if row["step"] == LAST)
+    expected = calls["launches"] / (LAST - FIRST + 1) * KERNEL_US * 1e-6
     assert 4 / row["clips_per_second"] == pytest.approx(expected, rel=0.1)
     assert row["data_wait_fraction"] < 0.02

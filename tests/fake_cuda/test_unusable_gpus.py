@@ -1,4 +1,4 @@
-"""GPUs that cannot be used, each said in one sentence, before anything is written."""
+"""GPUs that cannot be used are named in one sentence, before anything is written."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ import adamae.common.errors
 def main():
     import torch
     from adamae.common.devices import choose_device
-    torch.zeros(2**24, device=choose_device(os.environ.get("KIND", "cuda"), int(os.environ.get("LOCAL_RANK", 0))))
+    kind = os.environ.get("KIND", "cuda")
+    index = int(os.environ.get("LOCAL_RANK", 0))
+    torch.zeros(2**24, device=choose_device(kind, index))
 
 adamae.common.errors.run_command(main)
 """
@@ -23,7 +25,8 @@ FAULTS = {
     ),
     "an old driver, and no run starts on the CPU instead": (
         {"FAKE_DRIVER": 12040, "KIND": "auto"},
-        "(The NVIDIA driver on your system is too old (found version 12040)): PyTorch for CUDA 13 needs driver 580",
+        "(The NVIDIA driver on your system is too old (found version 12040)): PyTorch for CUDA 13"
+        " needs driver 580",
     ),
     "an old GPU": (
         {"FAKE_CAPABILITY": 75},
@@ -56,10 +59,10 @@ FAULTS = {
 def test_a_gpu_that_cannot_be_used_is_one_sentence(
     fault: str, library: Path, tmp_path: Path
 ) -> None:
-    settings, says = FAULTS[fault]
+    settings, message = FAULTS[fault]
     (tmp_path / "program.py").write_text(PROGRAM)
     done = gpu.run(library, str(tmp_path / "program.py"), [], **settings)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("error: ")
-    assert says in said
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
