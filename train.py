@@ -113,8 +113,8 @@ def train(config: TrainConfig) -> bool:
             stop.defer = True
             stopping = False
             for step in range(state.step, schedule.total_steps):
-                # Masks, dropout and mixup are functions of the step, so that a resumed run repeats
-                # them, and a checkpoint needs no states of random generators.
+                # Masks and mixup are functions of a clip's position in the plan. Dropout is the only
+                # user of torch's generators: seeded by the step, it is the same in a resumed run.
                 seed_step(config.seed, step, dist.rank)
                 # All ranks must agree on what follows the step. Their votes, a byte each, travel on
                 # the CPU beside the step, so no rank waits for another with an idle GPU.
@@ -132,11 +132,13 @@ def train(config: TrainConfig) -> bool:
                 saving = action == Action.SAVE or is_due(
                     step + 1, config.checkpoint_every or schedule.total_steps, schedule
                 )
-                # An evaluation follows a checkpoint: a run that is killed meanwhile repeats it.
+                # An evaluation follows a checkpoint, so that a run that is killed during the
+                # evaluation repeats nothing else.
                 if stopping or evaluating or saving:
                     # What is logged up to a checkpoint is on disk before the checkpoint is.
                     log.flush(step + 1)
-                    # Waits for a copy to host memory alone; a thread hashes, writes and uploads.
+                    # The copy to host memory is queued; a thread hashes, writes and uploads it.
+                    # This waits only while the checkpoint before is still being written.
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
                     with log.paused():
                         if dist.is_main and not stopping and config.evaluation.every is not None:
