@@ -1,5 +1,7 @@
 """Metrics of held-out videos: checked by hand, the same every time, without effect on training."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from made_videos import encode, write_shards
