@@ -1,4 +1,4 @@
-"""Evaluating a classifier: every video once, the same at any number of ranks, and no failure hidden."""
+"""Evaluating a classifier: every video once, the same at any number of ranks, no failure hidden."""
 
 import csv
 import json
@@ -48,8 +48,8 @@ VIEWS = ["--clips", "2", "--crops", "3", "--batch-size", "6"]
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory, synthetic_shards) -> Path:
-    """A run that was fine-tuned for a few steps, so that its videos do not all look the same to it."""
+def run_folder(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> Path:
+    """Fine-tune a model for a few steps, so that not all videos look the same to it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     settings = [
         "task=finetune",
@@ -68,91 +68,87 @@ def run_folder(tmp_path_factory, synthetic_shards) -> Path:
     return folder
 
 
-def results_of(output: Path, *arguments: object) -> dict:
-    evaluate(parse_arguments([*(str(a) for a in arguments), "--output", str(output)]))
+def results_of(output: Path, *arguments: object) -> dict[str, Any]:
+    evaluate(parse_arguments([*map(str, arguments), "--output", str(output)]))
     return json.loads((output / "results.json").read_text())
 
 
 def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(
-    run_folder, synthetic_shards, tmp_path, capsys
-):
+    run_folder: Path, synthetic_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = results_of(tmp_path, run_folder, synthetic_shards)
-    said = capsys.readouterr().err
-    assert "the run was trained on 16 of these 16 videos: accuracy is optimistically biased" in said
-    assert "best weights were selected on 16 of these 16 videos" in said
-    assert said.count("is not clearly above always predicting the most common class (0.500)") == (
-        results["top1"] < 0.7
-    )
+    stderr = capsys.readouterr().err
+    bias = "16 of these 16 videos: accuracy is optimistically biased"
+    assert f"the run was trained on {bias}" in stderr
+    assert f"best weights were selected on {bias}" in stderr
+    warning = "is not clearly above always predicting the most common class (0.500)"
+    assert stderr.count(warning) == (1 if results["top1"] < 0.7 else 0)
     assert results["majority_top1"] == 0.5
-    (validated,) = (
-        row for row in read_rows(run_folder / "metrics.jsonl") if "evaluation/top1" in row
-    )
+    rows = read_rows(run_folder / "metrics.jsonl")
+    (validated,) = (row for row in rows if "evaluation/top1" in row)
     assert results["num_videos"] == 16
     for name in ("top1", "nll"):
         assert results[name] == validated[f"evaluation/{name}"]
     assert sum(map(sum, results["confusion"])) == 16
     assert Image.open(tmp_path / "confusion.png").width > 300
     with (tmp_path / "predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["source"] for row in rows} == {
-        sample.source for sample in ShardDataset.open(synthetic_shards).samples
-    }
-    assert all(
-        row["source"].startswith(row["label"]) and 0.5 <= float(row["probability"]) <= 1
-        for row in rows
-    )
-    right = sum(row["label"] == row["predicted"] for row in rows)
-    assert right == round(16 * results["top1"])
+        predictions = list(csv.DictReader(file))
+    sources = {sample.source for sample in ShardDataset.open(synthetic_shards).samples}
+    assert {row["source"] for row in predictions} == sources
+    for row in predictions:
+        assert row["source"].startswith(row["label"])
+        assert 0.5 <= float(row["probability"]) <= 1
+    num_correct = sum(row["label"] == row["predicted"] for row in predictions)
+    assert num_correct == round(16 * results["top1"])
 
     exported = tmp_path / "huggingface.safetensors"
     save_file(to_external(load(run_folder / "checkpoints" / "best").state, "huggingface"), exported)
-    of_export = results_of(
-        tmp_path / "of_export", exported, synthetic_shards, "--config", run_folder / "config.yaml"
-    )
-    assert 0 <= results.pop("pixel_top1") <= 1, (
-        "of the videos that the run was trained on, which an export does not name"
-    )
+    config = ("--config", run_folder / "config.yaml")
+    of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, *config)
+    # Baselines compare with the training videos, which an export does not name.
+    assert 0 <= results.pop("pixel_top1") <= 1
     assert results.pop("knn_videos") == 16
     assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
 
 
 def test_neighbors_by_weights_without_a_run_and_by_features(
-    synthetic_videos, synthetic_shards, tmp_path, capsys
-):
+    synthetic_videos: Path,
+    synthetic_shards: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     weights = tmp_path / "model.safetensors"
     pretrained.save(weights, AdaMAE(SHAPE).state_dict(), pretrained.make_metadata(SHAPE))
     sampled = ["data.frame_stride=2", "data.num_workers=1"]
-    by_clip = results_of(
-        tmp_path / "clips", weights, synthetic_shards, "--knn", synthetic_shards, *sampled
-    )
+    knn = ["--knn", synthetic_shards]
+    by_clip = results_of(tmp_path / "clips", weights, synthetic_shards, *knn, *sampled)
     assert by_clip["num_videos"] == 16
     assert {"knn_top1", "pixel_top1", "majority_top1"} < by_clip.keys()
-    features, window = tmp_path / "features", ["--frame-stride", "2", "--window", "4"]
-    extract = extract_features.parse_arguments(
-        [str(synthetic_videos), str(features), "--model", str(weights), *window]
-    )
-    assert extract_features.main(extract) == 0
+    features = tmp_path / "features"
+    arguments = [str(synthetic_videos), str(features), "--model", str(weights)]
+    arguments += ["--frame-stride", "2", "--window", "4"]
+    assert extract_features.main(extract_features.parse_arguments(arguments)) == 0
     by_video = results_of(tmp_path / "videos", features, "--knn", features)
     assert (by_video["num_videos"], by_video["majority_top1"]) == (16, 0.5)
     files = sorted(features.rglob("*.safetensors"))
     means = torch.stack([load_file(file)["features"].mean(dim=0) for file in files])
     labels = torch.tensor([file.parent.name == "right" for file in files]).long()
-    assert by_video["knn_top1"] == knn_top1(
-        means, labels, means, labels, ~torch.eye(16, dtype=torch.bool)
-    )
-    said = re.findall(
-        r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n",
-        capsys.readouterr().out,
-    )
-    assert said[0].startswith(", 1-NN of pixels 0.")
-    assert said[1:] == [""], "features have no pixels"
+    is_other = ~torch.eye(16, dtype=torch.bool)
+    assert by_video["knn_top1"] == knn_top1(means, labels, means, labels, is_other)
+    line = r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n"
+    of_clips, of_features = re.findall(line, capsys.readouterr().out)
+    assert of_clips.startswith(", 1-NN of pixels 0.")
+    assert of_features == "", "features have no pixels"
     with pytest.raises(InputError, match="has no features as safetensors or for webdataset: run"):
         results_of(tmp_path / "none", weights, "--knn", features)
 
 
-@pytest.mark.slow  # two processes that import torch, and 96 views
-def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tmp_path):
+# Slow: two processes import torch and encode 96 views.
+@pytest.mark.slow
+def test_two_processes_write_the_results_of_one(
+    run_folder: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
     together = tmp_path / "together"
     command = [
         sys.executable,
@@ -164,32 +160,32 @@ def test_two_processes_write_the_results_of_one(run_folder, synthetic_shards, tm
         together,
     ]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    out = [tmp_path / "said by 0", tmp_path / "said by 1"]
-    processes = [
-        forked.start(
-            command, out[rank], tmp_path / "errors", {**os.environ, **group, "RANK": str(rank)}
-        )
-        for rank in (0, 1)
-    ]
+    output = [tmp_path / "output of 0", tmp_path / "output of 1"]
+    processes = []
+    for rank in (0, 1):
+        environment = {**os.environ, **group, "RANK": str(rank)}
+        process = forked.start(command, output[rank], tmp_path / "errors", environment)
+        processes.append(process)
     assert [forked.wait(process, 240) for process in processes] == [0, 0]
-    assert out[0].read_text().startswith("top-1")
-    assert not out[1].read_text()
+    assert output[0].read_text().startswith("top-1")
+    assert not output[1].read_text()
 
     alone = results_of(tmp_path / "alone", run_folder, synthetic_shards, *VIEWS)
     assert json.loads((together / "results.json").read_text()) == alone
     assert (alone["clips"], alone["crops"]) == (2, 3)
 
 
-def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards):
+def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shards: Path) -> None:
     dataset = ShardDataset.open(synthetic_shards)
     data = DataConfig(str(synthetic_shards), frame_stride=2, num_workers=1)
     config = TrainConfig(data, model=SHAPE, batch_size=8, precision="fp32")
     model = VideoClassifier(SHAPE, 2)
+    # The views of a video differ visibly only for a confident classifier.
     with torch.no_grad():
         model.head.weight.mul_(1000)
-    found = Evaluator(config, dataset, ALONE).predict(model, False, 2, 3)
+    predictions = Evaluator(config, dataset, ALONE).predict(model, False, 2, 3)
     assert model.training
-    assert found.labels.tolist() == [sample.label for sample in dataset.samples]
+    assert predictions.labels.tolist() == [sample.label for sample in dataset.samples]
     plan = EvaluationPlan(
         dataset, data, num_frames=4, image_size=32, batch_size=3, num_temporal=2, num_spatial=3
     )
@@ -197,27 +193,26 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
         one_by_one = [model.eval()(batch.clip).softmax(-1) for batch in loader.batches(0)]
     by_hand = torch.cat(one_by_one).view(16, 6, 2)
     assert by_hand.std(dim=1).max() > 1e-3, "the views do not differ"
-    torch.testing.assert_close(found.probabilities, by_hand.mean(1))
+    torch.testing.assert_close(predictions.probabilities, by_hand.mean(1))
 
 
-def test_metrics_of_four_videos_worked_by_hand():
+def test_metrics_of_four_videos_worked_by_hand() -> None:
     probabilities = torch.tensor([[0.9, 0.1, 0], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
-    found = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
-    assert found.scores()["top1"] == 0.5
-    assert "top5" not in found.scores(), "of five classes or fewer, all would be right"
+    predictions = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
+    scores = predictions.scores()
+    assert scores["top1"] == 0.5
+    assert "top5" not in scores, "of five classes or fewer, all would be right"
     nll = -torch.tensor([0.9, 0.3, 0.2, 0.8]).log().mean().item()
-    assert found.scores()["nll"] == pytest.approx(nll)
-    samples = [
-        SimpleNamespace(key=key, source=f"{key}.mp4", labels=[label])
-        for key, label in [("a", 0), ("b", 0), ("c", 2), ("d", 2)]
-    ]
+    assert scores["nll"] == pytest.approx(nll)
+    samples = []
+    for key, label in (("a", 0), ("b", 0), ("c", 2), ("d", 2)):
+        samples.append(SimpleNamespace(key=key, source=f"{key}.mp4", labels=[label]))
     dataset: Any = SimpleNamespace(info=SimpleNamespace(classes=["x", "y", "z"]), samples=samples)
-    rows = list_predictions(found, dataset)
-    assert [key for key, *_ in rows] == ["b", "c", "a", "d"], (
-        "the most confident mistakes come first"
-    )
+    rows = list_predictions(predictions, dataset)
+    # The most confident mistakes come first.
+    assert [key for key, *_ in rows] == ["b", "c", "a", "d"]
     assert rows[0] == ("b", "b.mp4", "x", "y", 0.6)
-    results = make_results(found, dataset, parse_arguments(["run", "shards"]))
+    results = make_results(predictions, dataset, parse_arguments(["run", "shards"]))
     assert results["majority_top1"] == 0.5
     assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
@@ -228,23 +223,29 @@ def test_metrics_of_four_videos_worked_by_hand():
     assert Predictions(seven, torch.tensor([4, 5])).scores()["top5"] == 0.5
 
 
-def test_average_precision_of_a_few_videos_worked_by_hand():
-    scores, is_true = np.array([0.6, 0.9, 0.7, 0.8]), np.array([False, True, True, False])
+def test_average_precision_of_a_few_videos_worked_by_hand() -> None:
+    # Videos of the class are the first and the third by score.
+    scores = np.array([0.6, 0.9, 0.7, 0.8])
+    is_true = np.array([False, True, True, False])
     assert average_precision(scores, is_true) == pytest.approx((1 + 2 / 3) / 2)
-    assert average_precision(
-        np.array([0.5, 0.5, 0.1]), np.array([True, False, True])
-    ) == pytest.approx((0.5 + 2 / 3) / 2)
+    # Of equal scores, both videos count.
+    scores = np.array([0.5, 0.5, 0.1])
+    is_true = np.array([True, False, True])
+    assert average_precision(scores, is_true) == pytest.approx((0.5 + 2 / 3) / 2)
     probabilities = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.5]])
-    found = Predictions(probabilities, torch.tensor([[0, 0, 0], [1, 1, 0]], dtype=torch.uint8))
-    assert found.average_precisions() == [0.5, 1.0, None]
-    assert found.scores()["mAP"] == 0.75
-    assert found.scores()["chance_mAP"] == 0.5
-    assert found.scores()["bce"] == pytest.approx(-np.log([0.1, 0.8, 0.5, 0.3, 0.6, 0.5]).mean())
+    labels = torch.tensor([[0, 0, 0], [1, 1, 0]], dtype=torch.uint8)
+    predictions = Predictions(probabilities, labels)
+    assert predictions.average_precisions() == [0.5, 1.0, None]
+    results = predictions.scores()
+    assert results["mAP"] == 0.75
+    assert results["chance_mAP"] == 0.5
+    of_truth = [0.1, 0.8, 0.5, 0.3, 0.6, 0.5]
+    assert results["bce"] == pytest.approx(-np.log(of_truth).mean())
 
 
 def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(
-    run_folder, synthetic_shards, tmp_path
-):
+    run_folder: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
     key = ShardDataset.open(synthetic_shards).samples[5].key
     broken_copy(synthetic_shards, tmp_path / "broken", {key})
     with pytest.raises(InputError, match=key):
@@ -253,7 +254,7 @@ def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("source", "change", "says"),
+    ("source", "change", "message"),
     [
         ("run", {"classes": ["left", "right", "up"]}, "has 2 classes and .* has 3"),
         ("run", {"classes": []}, "has no labels"),
@@ -267,27 +268,31 @@ def test_a_video_that_does_not_decode_is_named_and_nothing_is_written(
     ],
 )
 def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
-    run_folder, synthetic_shards, tmp_path, source, change, says
-):
-    checkpoint, config = run_folder, ("--config", run_folder / "config.yaml")
+    run_folder: Path,
+    synthetic_shards: Path,
+    tmp_path: Path,
+    source: str,
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    checkpoint = run_folder
+    config = ("--config", run_folder / "config.yaml")
     if source != "run":
-        checkpoint = shutil.copy(
-            run_folder / "checkpoints/step-00000006/model.safetensors", tmp_path
-        )
+        newest = run_folder / "checkpoints/step-00000006/model.safetensors"
+        checkpoint = shutil.copy(newest, tmp_path)
         if source == "file without names":
             save_file(load(checkpoint).state, checkpoint)
-        assert (
-            results_of(tmp_path / "fine", checkpoint, synthetic_shards, *config)["num_videos"] == 16
-        )
+        results = results_of(tmp_path / "fine", checkpoint, synthetic_shards, *config)
+        assert results["num_videos"] == 16
     description = shutil.copytree(synthetic_shards, tmp_path / "other") / "dataset.json"
     description.write_text(json.dumps(json.loads(description.read_text()) | change))
-    with pytest.raises(InputError, match=says) as raised:
+    with pytest.raises(InputError, match=message) as raised:
         results_of(tmp_path / "results", checkpoint, tmp_path / "other", *config)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ("", r"the following arguments are required: checkpoint.*; `.*--help` lists every option"),
         ("run", "what is run to be evaluated on.* give a labeled dataset folder as SHARDS"),
@@ -297,19 +302,20 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
         ("run shards --knn shards --clips 2", "leave out --clips"),
     ],
 )
-def test_mistakes_in_the_command_are_one_sentence(arguments, says):
-    with pytest.raises(InputError, match=says):
+def test_mistakes_in_the_command_are_one_sentence(arguments: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         parse_arguments(arguments.split())
 
 
 def test_a_classifier_that_says_nan_and_weights_without_a_head_are_refused(
-    run_folder, synthetic_shards, tmp_path
-):
-    file, config = tmp_path / "model.safetensors", ("--config", run_folder / "config.yaml")
+    run_folder: Path, synthetic_shards: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    config = ("--config", run_folder / "config.yaml")
     state = load(run_folder).state
-    save_file(
-        state | {"head.weight": torch.full_like(state["head.weight"], 3e38)}, file
-    )  # finite, but no sum of it is
+    # These weights are finite, but no sum of them is.
+    huge = torch.full_like(state["head.weight"], 3e38)
+    save_file(state | {"head.weight": huge}, file)
     with pytest.raises(InputError, match="outputs are not finite"):
         results_of(tmp_path / "out", file, synthetic_shards, *config)
     save_file({name: value for name, value in state.items() if not name.startswith("head.")}, file)

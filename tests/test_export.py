@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -44,10 +45,9 @@ def run_export(*arguments: str | Path) -> None:
 
 
 def pixel_values(clip: torch.Tensor) -> torch.Tensor:
-    """Hugging Face's input: frames first, floats already normalized."""
-    mean, std = (
-        torch.tensor(x).view(3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    )
+    """Return Hugging Face's input: frames first, then channels, floats already normalized."""
+    mean = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)
+    std = torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1)
     return (clip.movedim(4, 2) / 255 - mean) / std
 
 
@@ -58,7 +58,7 @@ def model() -> AdaMAE:
 
 @pytest.fixture
 def run(write_run: Callable[..., Path], model: AdaMAE) -> Path:
-    """Its older checkpoint holds something else."""
+    """Write a run of `model`, whose older checkpoint has other weights."""
     return write_run(AdaMAE(CONFIG), model)
 
 
@@ -72,30 +72,26 @@ def hub(run: Path, tmp_path: Path) -> Path:
 def test_authors_layout_there_and_back(
     run: Path, model: AdaMAE, tmp_path: Path, suffix: str
 ) -> None:
-    there, back = tmp_path / f"reference{suffix}", tmp_path / "own.safetensors"
-    for file in (there, tmp_path / f"again{suffix}"):
+    exported = tmp_path / f"reference{suffix}"
+    for file in (exported, tmp_path / f"again{suffix}"):
         run_export("export", run, file, "--to", "adamae")
-        assert file.read_bytes() == there.read_bytes()
-    published = (
-        torch.load(there, weights_only=True)["model"] if suffix == ".pth" else load_file(there)
-    )
-    assert published["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
-    run_export("import", there, back, "--num-frames", "4")
-    assert is_same(load_file(back), model.state_dict())
-    again = load_adamae(back, mask_ratio=0.75)
+        assert file.read_bytes() == exported.read_bytes()
+    state = torch.load(exported)["model"] if suffix == ".pth" else load_file(exported)
+    assert state["encoder.patch_embed.proj.weight"].shape == (96, 3, 2, 8, 8)
+    imported = tmp_path / "own.safetensors"
+    run_export("import", exported, imported, "--num-frames", "4")
+    assert is_same(load_file(imported), model.state_dict())
+    again = load_adamae(imported, mask_ratio=0.75)
     assert again.config.grid == CONFIG.grid
     assert torch.equal(again(CLIP, 0, 0).pred, model(CLIP, 0, 0).pred)
 
 
 def test_what_published_checkpoints_look_like(model: AdaMAE, tmp_path: Path) -> None:
-    """With their command line beside the weights, and names as DistributedDataParallel and torch.compile leave them."""
-    published = {
-        f"module.{name}": value for name, value in to_external(model.state_dict(), "adamae").items()
-    }
-    torch.save(
-        {"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)},
-        tmp_path / "checkpoint-799.pth",
-    )
+    """They hold a command line, and weights named as DistributedDataParallel leaves them."""
+    state = to_external(model.state_dict(), "adamae")
+    published = {f"module.{name}": value for name, value in state.items()}
+    content = {"model": published, "epoch": 799, "args": argparse.Namespace(lr=1e-3)}
+    torch.save(content, tmp_path / "checkpoint-799.pth")
     state, config, *_ = pretrained.load(tmp_path / "checkpoint-799.pth", num_frames=4)
     assert is_same(state, model.state_dict())
     assert config.grid == CONFIG.grid
@@ -106,23 +102,21 @@ def load_checked(
 ) -> transformers.PreTrainedModel:
     """Load a folder with transformers, and check that every weight is there, and nothing else."""
     model, report = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(
-        report[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    )
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[fault]
     return model.eval()
 
 
 def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(tmp_path: Path) -> None:
-    own, file = VideoClassifier(CONFIG, num_classes=2).eval(), tmp_path / "classifier.safetensors"
+    own = VideoClassifier(CONFIG, num_classes=2).eval()
     torch.nn.init.normal_(own.head.weight)
-    pretrained.save(
-        file, own.state_dict(), pretrained.make_metadata(CONFIG, classes=["up", "down"])
-    )
+    file = tmp_path / "classifier.safetensors"
+    metadata = pretrained.make_metadata(CONFIG, classes=["up", "down"])
+    pretrained.save(file, own.state_dict(), metadata)
     run_export("export", file, tmp_path / "hub", "--to", "huggingface")
     reference = transformers.VideoMAEForVideoClassification.from_pretrained(tmp_path / "hub").eval()
-    torch.testing.assert_close(
-        reference(pixel_values(CLIP)).logits, own(CLIP), atol=1e-4, rtol=1e-4
-    )
+    logits = reference(pixel_values(CLIP)).logits
+    torch.testing.assert_close(logits, own(CLIP), atol=1e-4, rtol=1e-4)
     assert reference.config.id2label == {0: "up", 1: "down"}
     run_export("import", file, tmp_path / "b.safetensors")
     again = pretrained.load(tmp_path / "b.safetensors")
@@ -130,7 +124,8 @@ def test_a_classifier_keeps_its_classes_at_hugging_face_and_in_an_import(tmp_pat
 
 
 def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
-    teacher, student = tmp_path / "teacher.safetensors", tmp_path / "student.safetensors"
+    teacher = tmp_path / "teacher.safetensors"
+    student = tmp_path / "student.safetensors"
     pretrained.save(teacher, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
     config = replace(CONFIG, target="teacher", teacher=str(teacher))
     model = AdaMAE(config, make_target(config, make_teacher(config))).eval()
@@ -138,21 +133,14 @@ def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
     teacher.unlink()
     for kind, name in (("encoder", "out"), ("adamae", "authors.pth"), ("huggingface", "hub")):
         run_export("export", student, tmp_path / name, "--to", kind)
-    assert not [
-        name
-        for name in torch.load(tmp_path / "authors.pth")["model"]
-        if name.startswith(("decoder", "token"))
-    ]
-    run_export(
-        "export", tmp_path / "out/encoder.safetensors", tmp_path / "again", "--to", "huggingface"
-    )
-    for folder in (
-        "hub",
-        "again",
-    ):  # a decoder there predicts pixels: what predicts features is left out
-        features = load_checked(transformers.VideoMAEModel, tmp_path / folder)(
-            pixel_values(CLIP)
-        ).last_hidden_state
+    for name in torch.load(tmp_path / "authors.pth")["model"]:
+        assert not name.startswith(("decoder", "token"))
+    encoder = tmp_path / "out/encoder.safetensors"
+    run_export("export", encoder, tmp_path / "again", "--to", "huggingface")
+    # transformers' decoder predicts pixels, so one that predicts features is left out.
+    for folder in ("hub", "again"):
+        reference = load_checked(transformers.VideoMAEModel, tmp_path / folder)
+        features = reference(pixel_values(CLIP)).last_hidden_state
         torch.testing.assert_close(features, model.encode(CLIP).tokens, atol=1e-5, rtol=1e-5)
 
 
@@ -160,7 +148,7 @@ def test_a_student_is_exported_without_its_teacher(tmp_path: Path) -> None:
 def test_huggingface_reads_a_model_and_makes_the_same_features_of_raw_frames(
     hub: Path, model: AdaMAE, height: int, width: int, atol: float
 ) -> None:
-    """Of the middle of the frames, scaled by another library where it has to be scaled."""
+    """Features are those of the frames' middle, which another library may have scaled."""
     coarse = torch.rand(4, 3, 9, 18, generator=torch.Generator().manual_seed(1)) * 255
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 255)
     frames = [frame.permute(1, 2, 0).to(torch.uint8).numpy() for frame in smooth]
@@ -169,12 +157,11 @@ def test_huggingface_reads_a_model_and_makes_the_same_features_of_raw_frames(
     with torch.no_grad():
         features = reference.videomae(**processor(frames, return_tensors="pt")).last_hidden_state
     scaler = Scaler(view_crop(width, height, 0, 1), False, 32, (width, height))
-    clip = torch.stack(
-        [torch.from_numpy(scaler(VideoFrame.from_ndarray(frame, "rgb24"))) for frame in frames]
-    )
+    images = [scaler(VideoFrame.from_ndarray(frame, "rgb24")) for frame in frames]
+    clip = torch.from_numpy(np.stack(images))
     own = model.encode(clip[None]).tokens
     torch.testing.assert_close(features, own, rtol=0, atol=atol * own.abs().max().item())
-    # and back, without the token sampler, for which it has no place
+    # It also comes back, without the token sampler, for which transformers has no place.
     again = load_adamae(hub)
     assert again.config.dimensions == CONFIG.dimensions
     assert torch.equal(again.encode(clip[None]).tokens, own)
@@ -182,53 +169,47 @@ def test_huggingface_reads_a_model_and_makes_the_same_features_of_raw_frames(
 
 def test_a_folder_of_hugging_face_with_a_damaged_description(hub: Path) -> None:
     file = hub / "config.json"
-    for text, says in (
+    for text, message in (
         ("{", "config.json is damaged"),
         ('{"model_type": "videomae"}', "config.json does not say hidden"),
     ):
         file.write_text(text)
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             pretrained.load(hub)
 
 
 def test_an_import_says_what_the_file_does_not(
-    run: Path, hub: Path, tmp_path: Path, capsys
+    run: Path, hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_export("export", run, tmp_path / "reference.pth", "--to", "adamae")
     capsys.readouterr()
     run_export("import", hub, tmp_path / "a.safetensors")
-    said = capsys.readouterr().err
-    assert "does not say, so assumed: masking tube, mask_ratio 0.9\n" in said
-    assert "it has no token sampler" in said
-    run_export(
-        "import", tmp_path / "reference.pth", tmp_path / "b.safetensors", "--num-frames", "4"
-    )
-    said = capsys.readouterr().err
-    assert (
-        "masking adaptive, mask_ratio 0.95, num_frames 4, image_size 32, positions flat-1d" in said
-    )
-    assert "no token sampler" not in said
+    warnings = capsys.readouterr().err
+    assert "does not say, so assumed: masking tube, mask_ratio 0.9\n" in warnings
+    assert "it has no token sampler" in warnings
+    reference = tmp_path / "reference.pth"
+    run_export("import", reference, tmp_path / "b.safetensors", "--num-frames", "4")
+    warnings = capsys.readouterr().err
+    assumed = "masking adaptive, mask_ratio 0.95, num_frames 4, image_size 32, positions flat-1d"
+    assert assumed in warnings
+    assert "no token sampler" not in warnings
     run_export("import", run, tmp_path / "c.safetensors")
     assert capsys.readouterr().err == ""
 
 
 def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Path) -> None:
     run_export("export", run, tmp_path / "encoder")
-    assert {path.name for path in (tmp_path / "encoder").iterdir()} == {
-        "encoder.safetensors",
-        "README.md",
-    }
-    encoder, tokens = (
-        load_encoder(tmp_path / "encoder/encoder.safetensors"),
-        model.encode(CLIP).tokens,
-    )
+    names = {path.name for path in (tmp_path / "encoder").iterdir()}
+    assert names == {"encoder.safetensors", "README.md"}
+    encoder = load_encoder(tmp_path / "encoder/encoder.safetensors")
+    tokens = model.encode(CLIP).tokens
     assert torch.equal(encoder.encode(CLIP).tokens, tokens)
     assert torch.equal(encoder.encode(CLIP).pooled, tokens.mean(1))
     card = (tmp_path / "encoder/README.md").read_text()
     count = sum(value.numel() for value in encoder.parameters()) / 1e6
     assert f"| parameters | {count:.1f} M |" in card
     assert "| input | 4 frames of 32×32, uint8, RGB |" in card
-    assert str(tmp_path) not in card  # says nothing of the machine it was made on
+    assert str(tmp_path) not in card, "it says nothing of the machine that it was made on"
 
 
 @pytest.mark.parametrize(
@@ -246,21 +227,19 @@ def test_encoder_alone_with_a_model_card(run: Path, model: AdaMAE, tmp_path: Pat
         ("export probe.safetensors x.pth --to adamae", "no other project has a probe: use"),
     ],
 )
-def test_bad_input(run: Path, monkeypatch, arguments: str, sentence: str) -> None:
+def test_bad_input(
+    run: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, sentence: str
+) -> None:
     monkeypatch.chdir(run.parent)
     torch.save([torch.zeros(1)], "list.pth")
-    pretrained.save(
-        Path("probe.safetensors"),
-        Probe(CONFIG, 2, "linear").state_dict(),
-        pretrained.make_metadata(CONFIG),
-    )
     separable = replace(CONFIG, positions="separable-3d")
-    pretrained.save(
-        Path("separable.safetensors"),
-        AdaMAE(separable).state_dict(),
-        pretrained.make_metadata(separable),
-    )
+    for name, config, model in (
+        ("probe", CONFIG, Probe(CONFIG, 2, "linear")),
+        ("separable", separable, AdaMAE(separable)),
+    ):
+        metadata = pretrained.make_metadata(config)
+        pretrained.save(Path(f"{name}.safetensors"), model.state_dict(), metadata)
     before = set(Path().iterdir())
     with pytest.raises(InputError, match=sentence):
         run_export(*arguments.split())
-    assert set(Path().iterdir()) == before  # nothing half-written
+    assert set(Path().iterdir()) == before, "nothing is half-written"

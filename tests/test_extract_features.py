@@ -4,12 +4,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import webdataset
 from made_videos import encode, write_shards
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -59,27 +61,19 @@ def shards(tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    pretrained.save(
-        tmp_path / "model.safetensors",
-        AdaMAE(CONFIG).state_dict(),
-        pretrained.make_metadata(CONFIG),
-    )
-    return tmp_path / "model.safetensors"
+    file = tmp_path / "model.safetensors"
+    pretrained.save(file, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
+    return file
 
 
-def extract(place: Path, output: Path, weights: Path, *more: str) -> int:
-    given = [
-        str(place),
-        str(output),
-        "--model",
-        str(weights),
-        "--batch-size",
-        "3",
-        "--device",
-        "cpu",
-    ]
-    more = more if {"--fps", "--frame-stride"} & {*more} else ("--frame-stride", "2", *more)
-    return extract_features.main(extract_features.parse_arguments([*given, *more]))
+def extract(videos: Path, output: Path, weights: Path, *options: str) -> int:
+    """Run the command, by default on every second frame; return its exit code."""
+    arguments = [str(videos), str(output), "--model", str(weights), "--device", "cpu"]
+    # Batches hold windows of several videos.
+    arguments += ["--batch-size", "3", *options]
+    if "--fps" not in options:
+        arguments += ["--frame-stride", "2"]
+    return extract_features.main(extract_features.parse_arguments(arguments))
 
 
 def read_metadata(file: Path) -> dict[str, str]:
@@ -87,67 +81,79 @@ def read_metadata(file: Path) -> dict[str, str]:
         return opened.metadata()
 
 
-def test_windows_of_files_and_of_shards_are_the_same(videos, shards, weights, tmp_path) -> None:
+def test_windows_of_files_and_of_shards_are_the_same(
+    videos: Path, shards: Path, weights: Path, tmp_path: Path
+) -> None:
     assert extract(videos, tmp_path / "of files", weights, "--stride", "3", "--tokens") == 0
     assert extract(shards, tmp_path / "of shards", weights, "--stride", "3", "--tokens") == 0
     for i in range(5):
         file = tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors"
-        first, second = load_file(file), load_file(tmp_path / f"of shards/a/v{i}.safetensors")
-        sampled = (20 + i + 1) // 2
-        assert first["features"].shape == ((sampled - 4) // 3 + 1, 48)
-        assert first["tokens"].shape == (len(first["features"]), 2, 4, 4, 48)
+        of_file = load_file(file)
+        of_shard = load_file(tmp_path / f"of shards/a/v{i}.safetensors")
+        num_sampled = (20 + i + 1) // 2
+        num_windows = (num_sampled - 4) // 3 + 1
+        assert of_file["features"].shape == (num_windows, 48)
+        assert of_file["tokens"].shape == (num_windows, 2, 4, 4, 48)
         for name in ("features", "tokens", "times"):
-            torch.testing.assert_close(first[name], second[name])
-        starts = 2 * 3 * torch.arange(len(first["times"])) / 8
-        torch.testing.assert_close(
-            first["times"], torch.stack((starts, starts + 6 / 8), 1).double()
-        )
-        torch.testing.assert_close(
-            first["tokens"].float().mean((1, 2, 3)), first["features"], atol=2e-3, rtol=0
-        )
-        about = read_metadata(file)
-        assert (about["key"], about["label"], about["incomplete"]) == (
-            f"class {i % 2}/v{i}.mp4",
-            f"class {i % 2}",
-            "",
-        )
+            torch.testing.assert_close(of_file[name], of_shard[name])
+        # At 8 fps, windows slide by 3 of every second frame, and span 6 frames.
+        starts = 2 * 3 * torch.arange(num_windows) / 8
+        times = torch.stack((starts, starts + 6 / 8), dim=1).double()
+        torch.testing.assert_close(of_file["times"], times)
+        means = of_file["tokens"].float().mean((1, 2, 3))
+        torch.testing.assert_close(means, of_file["features"], atol=2e-3, rtol=0)
+        metadata = read_metadata(file)
+        assert metadata["key"] == f"class {i % 2}/v{i}.mp4"
+        assert metadata["label"] == f"class {i % 2}"
+        assert metadata["incomplete"] == ""
 
 
 def test_of_videos_with_fewer_frames_a_second_some_are_repeated(
-    videos, shards, weights, tmp_path, capsys
+    videos: Path, shards: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert extract(videos, tmp_path / "of files", weights, "--fps", "16", "--stride", "2") == 0
     assert "v0.mp4 has 8 frames a second: some are repeated for --fps 16" in capsys.readouterr().err
     assert extract(shards, tmp_path / "of shards", weights, "--fps", "16", "--stride", "2") == 0
     for i in range(5):
-        first = load_file(tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors")["features"]
-        assert len(first) == (2 * (20 + i) - 4) // 2 + 1
-        torch.testing.assert_close(
-            load_file(tmp_path / f"of shards/a/v{i}.safetensors")["features"], first
-        )
+        of_file = load_file(tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors")
+        of_shard = load_file(tmp_path / f"of shards/a/v{i}.safetensors")
+        # Each frame is sampled twice.
+        assert len(of_file["features"]) == (2 * (20 + i) - 4) // 2 + 1
+        torch.testing.assert_close(of_shard["features"], of_file["features"])
 
 
 def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(
-    shards, weights, tmp_path
+    shards: Path, weights: Path, tmp_path: Path
 ) -> None:
     assert extract(shards, tmp_path / "whole", weights) == 0
     assert extract(shards, tmp_path / "parts", weights, "--part", "2/2") == 0
-    first = {file: file.stat().st_mtime_ns for file in (tmp_path / "parts").rglob("*.safetensors")}
-    assert len(first) == 2
+    files = list((tmp_path / "parts").rglob("*.safetensors"))
+    times = [file.stat().st_mtime_ns for file in files]
+    assert len(files) == 2
     assert extract(shards, tmp_path / "parts", weights) == 0
-    assert all(file.stat().st_mtime_ns == time for file, time in first.items())
+    assert [file.stat().st_mtime_ns for file in files] == times
     (tmp_path / "mine").mkdir()
     for split in ("train", "validation"):
         (tmp_path / "mine" / split).symlink_to(shards)
     assert extract(tmp_path / "mine", tmp_path / "splits", weights) == 0
     for file in (tmp_path / "whole").rglob("*.safetensors"):
         for folder in ("parts", "splits/train", "splits/validation"):
-            torch.testing.assert_close(
-                load_file(file), load_file(tmp_path / folder / "a" / file.name)
-            )
+            resumed = load_file(tmp_path / folder / "a" / file.name)
+            torch.testing.assert_close(load_file(file), resumed)
 
 
-def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> None:
+def test_all_subsets_of_a_folder_are_taken(tmp_path: Path, weights: Path) -> None:
+    for subset in ("train", "val"):
+        (tmp_path / "in" / subset).mkdir(parents=True)
+        (tmp_path / "in" / subset / "v.mp4").write_bytes(encode(20))
+    assert extract(tmp_path / "in", tmp_path / "out", weights) == 0
+    names = [file.relative_to(tmp_path / "out") for file in (tmp_path / "out").rglob("*.mp4.*")]
+    assert sorted(map(str, names)) == ["train/v.mp4.safetensors", "val/v.mp4.safetensors"]
+
+
+def test_what_was_read_of_a_broken_video_is_kept(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = encode(40, options={"g": "8"}, pattern=True)
     (tmp_path / "in").mkdir()
     damaged = bytearray(whole)
@@ -157,16 +163,26 @@ def test_what_was_read_of_a_broken_video_is_kept(tmp_path, weights, capsys) -> N
     (tmp_path / "in/empty.mp4").touch()
     (tmp_path / "in/short.mp4").write_bytes(encode(3))
     assert extract(tmp_path / "in", tmp_path / "out", weights) == 1
-    shown = capsys.readouterr()
-    assert "wrote features of 1 videos" in shown.out
-    assert "empty.mp4 is incomplete: the file is empty" in shown.err
+    captured = capsys.readouterr()
+    assert "wrote features of 1 videos" in captured.out
+    assert "empty.mp4 is incomplete: the file is empty" in captured.err
     kept = tmp_path / "out/damaged.mp4.safetensors"
     assert 0 < len(load_file(kept)["features"]) < 5
     assert read_metadata(kept)["incomplete"]
     assert load_file(tmp_path / "out/short.mp4.safetensors")["times"].tolist() == [[0, 0.25]]
 
 
-def test_arrays(tmp_path, weights) -> None:
+def test_a_folder_of_pictures_needs_a_rate(
+    tmp_path: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in/frames").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (64, 48)).save(tmp_path / f"in/frames/{number}.png")
+    assert extract(tmp_path / "in", tmp_path / "out", weights) == 1
+    assert "make shards of it with make_shards.py --fps" in capsys.readouterr().err
+
+
+def test_arrays(tmp_path: Path, weights: Path) -> None:
     (tmp_path / "in").mkdir()
     np.save(tmp_path / "in/clip.npy", np.zeros((9, 40, 50, 3), np.uint8))
     extract(tmp_path / "in", tmp_path / "out", weights, "--stride", "1")
@@ -177,7 +193,7 @@ def test_arrays(tmp_path, weights) -> None:
     assert read_metadata(file)["key"] == "clip.npy"
 
 
-def read_tars(folder: Path) -> dict[str, dict]:
+def read_tars(folder: Path) -> dict[str, dict[str, Any]]:
     """Read all tars with webdataset; return the samples by the keys of their videos."""
     tars = [str(tar) for tar in sorted(folder.glob("*.tar"))]
     samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
@@ -187,23 +203,12 @@ def read_tars(folder: Path) -> dict[str, dict]:
 
 
 def test_webdataset_reads_tars_of_many_videos(
-    videos: Path, weights: Path, tmp_path: Path, monkeypatch
+    videos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
-    assert extract(videos, tmp_path / "files", weights, "--stride", "3", "--tokens") == 0
-    assert (
-        extract(
-            videos,
-            tmp_path / "tars",
-            weights,
-            "--stride",
-            "3",
-            "--tokens",
-            "--format",
-            "webdataset",
-        )
-        == 0
-    )
+    options = ["--stride", "3", "--tokens"]
+    assert extract(videos, tmp_path / "files", weights, *options) == 0
+    assert extract(videos, tmp_path / "tars", weights, *options, "--format", "webdataset") == 0
     tars = [f"features-1-of-1-{number:06}.tar" for number in range(3)]
     assert sorted(file.name for file in (tmp_path / "tars").iterdir()) == [*tars, "features.json"]
     assert json.loads((tmp_path / "tars/features.json").read_text())["format"] == "webdataset"
@@ -211,21 +216,22 @@ def test_webdataset_reads_tars_of_many_videos(
     files = sorted((tmp_path / "files").rglob("*.safetensors"))
     assert len(samples) == len(files) == 5
     for file in files:
-        about = read_metadata(file)
-        sample = samples[about["key"]]
+        metadata = read_metadata(file)
+        sample = samples[metadata["key"]]
         for name, values in load_file(file).items():
             torch.testing.assert_close(torch.from_numpy(sample[f"{name}.npy"]), values)
-        assert {name: str(sample["json"][name]) for name in about} == about
-    of_files, of_tars = (read_features(tmp_path / name) for name in ("files", "tars"))
-    order = [[video["key"] for video in about] for about, _ in (of_files, of_tars)]
-    assert order[0] == order[1]
-    torch.testing.assert_close(of_files[1], of_tars[1])
+        assert {name: str(sample["json"][name]) for name in metadata} == metadata
+    videos_of_files, features_of_files = read_features(tmp_path / "files")
+    videos_of_tars, features_of_tars = read_features(tmp_path / "tars")
+    keys = [video["key"] for video in videos_of_files]
+    assert [video["key"] for video in videos_of_tars] == keys
+    torch.testing.assert_close(features_of_files, features_of_tars)
 
 
 def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
-    videos: Path, weights: Path, tmp_path: Path, monkeypatch
+    videos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed while it writes the fourth video, whose tar has the third; then run in two parts."""
+    """It is killed as it writes the fourth video into the tar of the third, then run in parts."""
     monkeypatch.setattr("adamae.training.feature_files.MAX_VIDEOS", 2)
     output = tmp_path / "tars"
     killed = """if True:
@@ -244,34 +250,24 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
         feature_files.describe = die_at_the_fourth
         extract_features.main(extract_features.parse_arguments(sys.argv[1:]))
         """
-    given = [
-        str(videos),
-        str(output),
-        "--model",
-        str(weights),
-        "--device",
-        "cpu",
-        "--format",
-        "webdataset",
-    ]
-    command = [sys.executable, "-c", killed, *given, "--frame-stride", "2"]
+    arguments = [str(videos), str(output), "--model", str(weights), "--device", "cpu"]
+    arguments += ["--format", "webdataset", "--frame-stride", "2"]
+    command = [sys.executable, "-c", killed, *arguments]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 9
-    left = sorted(file.name for file in output.iterdir())
-    assert left[0].startswith(".features-1-of-1-000001.tar.")
-    assert left[1:] == ["features-1-of-1-000000.tar", "features.json"]
-    first = (output / "features-1-of-1-000000.tar").read_bytes()
+    unfinished, *whole = sorted(file.name for file in output.iterdir())
+    assert unfinished.startswith(".features-1-of-1-000001.tar.")
+    assert whole == ["features-1-of-1-000000.tar", "features.json"]
+    first_tar = (output / "features-1-of-1-000000.tar").read_bytes()
     assert len(read_tars(output)) == 2
-    assert extract(videos, output, weights, "--format", "webdataset") == 0
-    assert (output / "features-1-of-1-000000.tar").read_bytes() == first
+    options = ["--format", "webdataset"]
+    assert extract(videos, output, weights, *options) == 0
+    assert (output / "features-1-of-1-000000.tar").read_bytes() == first_tar
     assert len(read_tars(output)) == 5
     assert len(list(output.iterdir())) == 4, "nothing is left of the killed run"
     for part in ("1/2", "2/2"):
-        assert (
-            extract(videos, tmp_path / "parts", weights, "--format", "webdataset", "--part", part)
-            == 0
-        )
+        assert extract(videos, tmp_path / "parts", weights, *options, "--part", part) == 0
     assert len(read_tars(tmp_path / "parts")) == 5
-    assert extract(videos, tmp_path / "parts", weights, "--format", "webdataset") == 0
+    assert extract(videos, tmp_path / "parts", weights, *options) == 0
     assert len(read_tars(tmp_path / "parts")) == 5, "whatever part has made them"
 
 
@@ -289,39 +285,33 @@ def test_selected_tokens() -> None:
     torch.manual_seed(0)
     encoder = VideoEncoder(CONFIG, has_sampler=True)
     clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
-    clip[:, :, :16] = clip[:, :1, :16]  # only the lower half moves
+    # Only the lower half moves.
+    clip[:, :, :16] = clip[:, :1, :16]
     for by in SELECTIONS:
         ids = encoder.select_tokens(clip, 0.25, by)
         assert ids.shape == (3, 8)
         assert (ids.diff(dim=1) > 0).all()
         assert torch.equal(encoder.select_tokens(clip[1:], 0.25, by), ids[1:]), "whatever the batch"
         tokens = encoder.tokenizer(clip, ids) + encoder.encoder.positions[ids]
-        assert torch.equal(
-            encoder.encode(clip, 0.25, by).pooled, encoder.encoder(tokens).mean(dim=1)
-        )
+        pooled = encoder.encode(clip, 0.25, by).pooled
+        assert torch.equal(pooled, encoder.encoder(tokens).mean(dim=1))
     moves = encoder.select_tokens(clip, 0.25, "motion") % 16 >= 8
     assert moves.float().mean() > 0.8
 
 
 def test_a_fraction_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    assert (
-        extract(
-            shards, tmp_path / "some", weights, "--keep", "0.25", "--stride", "1", "--part", "1/5"
-        )
-        == 0
-    )
-    assert extract(shards, tmp_path / "all", weights, "--stride", "1", "--part", "1/5") == 0
-    some, whole = (
-        load_file(tmp_path / name / "a/v0.safetensors")["features"] for name in ("some", "all")
-    )
-    assert some.shape == whole.shape
-    assert not torch.equal(some, whole)
+    options = ["--stride", "1", "--part", "1/5"]
+    assert extract(shards, tmp_path / "some", weights, *options, "--keep", "0.25") == 0
+    assert extract(shards, tmp_path / "all", weights, *options) == 0
+    of_some = load_file(tmp_path / "some/a/v0.safetensors")["features"]
+    of_all = load_file(tmp_path / "all/a/v0.safetensors")["features"]
+    assert of_some.shape == of_all.shape
+    assert not torch.equal(of_some, of_all)
     config = replace(CONFIG, masking="random")
-    pretrained.save(
-        tmp_path / "r.safetensors", AdaMAE(config).state_dict(), pretrained.make_metadata(config)
-    )
+    no_sampler = tmp_path / "random.safetensors"
+    pretrained.save(no_sampler, AdaMAE(config).state_dict(), pretrained.make_metadata(config))
     with pytest.raises(InputError, match="no token sampler to select tokens by"):
-        extract(shards, tmp_path / "none", tmp_path / "r.safetensors", "--keep", "0.25")
+        extract(shards, tmp_path / "none", no_sampler, "--keep", "0.25")
     with pytest.raises(InputError, match=r"keep is 0\.01, 0 of 32 tokens"):
         extract(shards, tmp_path / "none", weights, "--keep", "0.01")
     with pytest.raises(InputError, match="--keep encodes a fraction: leave out one"):
@@ -350,22 +340,24 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
         assert extract(videos, tmp_path / kind, weights, "--stride", "3", "--format", kind) == 0
     rows = dataset.dataset(sorted((tmp_path / "parquet").rglob("*.parquet"))).to_table().to_pylist()
     for file in sorted((tmp_path / "safetensors").rglob("*.safetensors")):
-        expected, about = load_file(file), read_metadata(file)
-        found = [row for row in rows if row["key"] == about["key"]]
-        assert [row["features"] for row in found] == expected["features"].tolist()
-        assert [[row["start"], row["end"]] for row in found] == expected["times"].tolist()
-        assert [[row["first_frame"], row["last_frame"]] for row in found] == expected[
-            "frames"
-        ].tolist()
-        assert all(str(row[name]) == text for row in found for name, text in about.items())
+        metadata = read_metadata(file)
+        columns = {}
+        for name in rows[0]:
+            columns[name] = [row[name] for row in rows if row["key"] == metadata["key"]]
+        frames = zip(columns["first_frame"], columns["last_frame"], strict=True)
+        times = zip(columns["start"], columns["end"], strict=True)
+        expected = load_file(file)
+        assert columns["features"] == expected["features"].tolist()
+        assert list(map(list, frames)) == expected["frames"].tolist()
+        assert list(map(list, times)) == expected["times"].tolist()
+        for name, text in metadata.items():
+            assert {str(value) for value in columns[name]} == {text}
 
 
 def test_nothing_is_written_outside_of_the_output(
     videos: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """Also of videos that a list names outside of its own folder: two of one name, and one by its
-    whole path.
-    """
+    """A list names videos outside of its own folder: two of one name, and one by its whole path."""
     (videos / "other").mkdir()
     (videos / "class 0/v0.mp4").rename(videos / "other/v1.mp4")
     (tmp_path / "lists").mkdir()
@@ -375,79 +367,70 @@ def test_nothing_is_written_outside_of_the_output(
     assert extract(tmp_path / "lists/list.txt", tmp_path / "out", weights) == 0
     written = {file for file in tmp_path.rglob("*") if file.is_file()} - before
     assert {file.parent for file in written} == {tmp_path / "out"}
-    found = {read_metadata(file)["source"] for file in written if file.suffix == ".safetensors"}
-    assert found == {*names}
+    files = [file for file in written if file.suffix == ".safetensors"]
+    assert {read_metadata(file)["source"] for file in files} == {*names}
 
 
 def test_segments_are_the_same_from_a_list_and_from_shards(
     videos: Path, weights: Path, tmp_path: Path
 ) -> None:
-    """Each with its place in the source, whatever the 17 digits of a float; windows of a stride
-    from its own start.
-    """
+    """Segments keep their time in the source; their windows are counted from their own start."""
+    # The names of segments do not have all 17 digits of a float.
     rows = [
-        "v0.mp4,0.30000000000000004,2,7,a",
-        "v2.mp4,0.375,2.5000000000000004,8,b",
-        "v4.mp4,0,,x,b",
+        "path,start,end,episode,label",
+        "class 0/v0.mp4,0.30000000000000004,2,7,a",
+        "class 0/v2.mp4,0.375,2.5000000000000004,8,b",
+        "class 0/v4.mp4,0,,x,b",
     ]
-    (videos / "list.csv").write_text(
-        "\n".join(["path,start,end,episode,label", *(f"class 0/{row}" for row in rows)])
-    )
-    make_shards.main(
-        [
-            str(videos / "list.csv"),
-            str(tmp_path / "shards"),
-            "--frame-stride",
-            "1",
-            "--workers",
-            "1",
-        ]
-    )
-    for place in (videos / "list.csv", tmp_path / "shards"):
-        assert extract(place, tmp_path / place.stem, weights, "--pad", "--stride", "3") == 0
-    found = {}
-    for folder in ("list", "shards"):
-        files = (tmp_path / folder).rglob("*.safetensors")
-        found[folder] = {
-            read_metadata(file)["segment"]: (read_metadata(file), load_file(file)) for file in files
-        }
+    (videos / "list.csv").write_text("\n".join(rows))
+    options = ["--frame-stride", "1", "--workers", "1"]
+    make_shards.main([str(videos / "list.csv"), str(tmp_path / "shards"), *options])
+    for location in (videos / "list.csv", tmp_path / "shards"):
+        assert extract(location, tmp_path / location.stem, weights, "--pad", "--stride", "3") == 0
     assert (tmp_path / "list/class 0/v2.mp4#t=0.375,2.5.safetensors").is_file()
-    assert {segment: about["episode"] for segment, (about, _) in found["list"].items()} == {
-        "t=0.3,2": "7",
-        "t=0.375,2.5": "8",
-        "": "x",
-    }
-    for segment, (about, values) in found["list"].items():
-        of_shards, others = found["shards"][segment]
-        assert {**of_shards, "key": ""} == {**about, "key": ""}
-        assert float(about["offset"]) == values["times"][0, 0] == (0.375 if segment else 0)
-        assert values["frames"].tolist() == [
-            [max(0, t - 6), t] for t in range(0, 2 * len(others["times"]) * 3, 6)
-        ]
+    of_list = read_segments(tmp_path / "list")
+    of_shards = read_segments(tmp_path / "shards")
+    episodes = {segment: metadata["episode"] for segment, (metadata, _) in of_list.items()}
+    assert episodes == {"t=0.3,2": "7", "t=0.375,2.5": "8", "": "x"}
+    for segment, (metadata, values) in of_list.items():
+        shard_metadata, shard_values = of_shards[segment]
+        assert {**shard_metadata, "key": ""} == {**metadata, "key": ""}
+        # 0.3 s is rounded up to the next frame at 8 fps.
+        offset = 0.375 if segment else 0
+        assert float(metadata["offset"]) == offset
+        assert values["times"][0, 0] == offset
+        ends = range(0, 2 * 3 * len(values["times"]), 6)
+        assert values["frames"].tolist() == [[max(0, end - 6), end] for end in ends]
         for name, value in values.items():
-            torch.testing.assert_close(
-                value, others[name], atol=0.1 if name == "features" else 0, rtol=0
-            )
-    assert json.loads(found["list"][""][0]["fields"]) == {"episode": "x"}
+            # Shards are encoded once more.
+            tolerance = 0.1 if name == "features" else 0
+            torch.testing.assert_close(value, shard_values[name], atol=tolerance, rtol=0)
+    metadata, _ = of_list[""]
+    assert json.loads(metadata["fields"]) == {"episode": "x"}
+
+
+def read_segments(folder: Path) -> dict[str, tuple[dict[str, str], dict[str, torch.Tensor]]]:
+    """Return the metadata and the arrays of all files, by segment."""
+    segments = {}
+    for file in folder.rglob("*.safetensors"):
+        metadata = read_metadata(file)
+        segments[metadata["segment"]] = (metadata, load_file(file))
+    return segments
 
 
 def test_padded_windows_end_at_every_frame_and_see_nothing_later(
     shards: Path, weights: Path, tmp_path: Path
 ) -> None:
-    assert (
-        extract(shards, tmp_path / "padded", weights, "--pad", "--stride", "1", "--part", "1/5")
-        == 0
-    )
-    assert extract(shards, tmp_path / "whole", weights, "--stride", "1", "--part", "1/5") == 0
-    padded, whole = (
-        load_file(tmp_path / name / "a/v0.safetensors") for name in ("padded", "whole")
-    )
+    options = ["--stride", "1", "--part", "1/5"]
+    assert extract(shards, tmp_path / "padded", weights, *options, "--pad") == 0
+    assert extract(shards, tmp_path / "whole", weights, *options) == 0
+    padded = load_file(tmp_path / "padded/a/v0.safetensors")
+    whole = load_file(tmp_path / "whole/a/v0.safetensors")
     assert padded["frames"].tolist() == [[max(0, 2 * (t - 3)), 2 * t] for t in range(10)]
     for name, values in whole.items():
         torch.testing.assert_close(padded[name][3:], values)
     scaler = make_scaler(64, 48, FrameSize(32, 32))
     frames = [scaler(frame) for _, frame in Video(encode(20), 20).frames([0, 2])]
     clip = torch.from_numpy(np.stack([frames[0], frames[0], frames[0], frames[1]]))
-    torch.testing.assert_close(
-        padded["features"][1:2], load_encoder(weights).encode(clip[None]).pooled
-    )
+    pooled = load_encoder(weights).encode(clip[None]).pooled
+    torch.testing.assert_close(padded["features"][1:2], pooled)

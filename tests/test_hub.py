@@ -1,9 +1,13 @@
-"""Weights go to the Hugging Face Hub, a stand-in on this machine, and come back, here, in transformers and in timm."""
+"""Weights go to the Hugging Face Hub, and come back: here, in transformers and in timm.
+
+The Hub is a stand-in on this machine.
+"""
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +45,7 @@ def push(source: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def model() -> AdaMAE:
-    """Sampler and biases are not what a new model has."""
+    """Return a model whose sampler and biases differ from those of a new one."""
     model = AdaMAE(CONFIG).eval()
     for value in model.parameters():
         torch.nn.init.normal_(value, std=0.05)
@@ -61,9 +65,8 @@ def test_a_run_goes_there_and_comes_back(
     again = load_adamae("user/name")
     assert again.config == load_adamae(run).config
     assert is_same(again.state_dict(), model.state_dict())
-    assert torch.equal(
-        load_encoder("hf://user/name@main").encode(CLIP).tokens, model.encode(CLIP).tokens
-    )
+    encoder = load_encoder("hf://user/name@main")
+    assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)
     assert trained_rate(local_run("hf://user/name")) == trained_rate(run)
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -86,26 +89,27 @@ def test_the_model_card_says_how_to_load_it(
     assert "| reconstruction_loss | " in card
     assert str(tiny_run.parent) not in card, "nothing of the machine that it was made on"
     model = load_adamae(tiny_run)
-    frames, height, width = model.config.num_frames, *model.config.frame_size
+    num_frames = model.config.num_frames
+    height, width = model.config.frame_size
     image = torch.randint(0, 256, (1, 1, height, width, 3), dtype=torch.uint8)
-    clip = torch.randint(0, 256, (1, frames, height, width, 3), dtype=torch.uint8)
-    given = {"clip": clip, "frames": list(clip[0].numpy()), "images": pixel_values(image)[:, 0]}
-    features, by_transformers, of_image = (
-        run_code(code, given) for code in re.findall(r"^```python\n(.*?)^```", card, re.M | re.S)
-    )
+    clip = torch.randint(0, 256, (1, num_frames, height, width, 3), dtype=torch.uint8)
+    inputs = {"clip": clip, "frames": list(clip[0].numpy()), "images": pixel_values(image)[:, 0]}
+    examples = re.findall(r"^```python\n(.*?)^```", card, re.M | re.S)
+    features, by_transformers, of_image = (run_code(code, inputs) for code in examples)
     torch.testing.assert_close(by_transformers, features.tokens, atol=1e-4, rtol=1e-4)
     tubelet = model.config.tubelet_size
     encoder = load_encoder(tiny_run, num_frames=tubelet)
-    torch.testing.assert_close(
-        of_image, encoder.encode(image.repeat(1, tubelet, 1, 1, 1)).pooled, atol=1e-4, rtol=1e-4
-    )
+    # timm's encoder of images is that of clips in which nothing moves.
+    still = encoder.encode(image.repeat(1, tubelet, 1, 1, 1)).pooled
+    torch.testing.assert_close(of_image, still, atol=1e-4, rtol=1e-4)
 
 
-def run_code(code: str, given: dict[str, object]):
-    values = dict(given)
+def run_code(code: str, inputs: dict[str, object]) -> Any:
+    """Run an example with the variables `inputs`; return its variable `features`."""
+    variables = dict(inputs)
     with torch.no_grad():
-        exec(compile(code, "model card", "exec"), values)
-    return values["features"]
+        exec(compile(code, "model card", "exec"), variables)
+    return variables["features"]
 
 
 def test_classifiers_and_what_transformers_has_no_place_for(
@@ -132,11 +136,12 @@ def test_classifiers_and_what_transformers_has_no_place_for(
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         (
             "user/nothing",
-            "user/nothing is neither a path here nor a model on the Hugging Face Hub that you may read",
+            "user/nothing is neither a path here nor a model on the Hugging Face Hub that you may"
+            " read",
         ),
         ("user/empty@v2", "user/empty@v2 is neither a path here"),
         ("user/empty", "user/empty on the Hugging Face Hub has no weights"),
@@ -145,9 +150,9 @@ def test_classifiers_and_what_transformers_has_no_place_for(
         (Path("user/nothing"), "user/nothing does not exist"),
     ],
 )
-def test_wrong_names_are_one_sentence(hub: HubServer, name: str | Path, says: str) -> None:
+def test_wrong_names_are_one_sentence(hub: HubServer, name: str | Path, message: str) -> None:
     hub.models["user/empty"] = {"README.md": b"# nothing"}
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         load_encoder(name)
 
 
@@ -155,25 +160,21 @@ def test_nobody_there(hub: HubServer, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="in its cache, and it cannot be reached"):
         load_adamae("user/name")
-    pretrained.save(
-        tmp_path / "a.safetensors", AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG)
-    )
-    with pytest.raises(
-        InputError, match=r"user/name cannot be written on the Hugging Face Hub .*offline"
-    ):
-        push(tmp_path / "a.safetensors")
+    file = tmp_path / "a.safetensors"
+    pretrained.save(file, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
+    message = "user/name cannot be written on the Hugging Face Hub"
+    with pytest.raises(InputError, match=f"{message} .*offline"):
+        push(file)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
-    with pytest.raises(
-        InputError, match=r"user/name cannot be written on the Hugging Face Hub .*refused"
-    ):
-        push(tmp_path / "a.safetensors")
+    # Nothing listens there.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=f"{message} .*refused"):
+        push(file)
     with pytest.raises(InputError, match="give OUTPUT or --push"):
         export.parse_arguments(["export", "run"])
 
 
 def test_torch_hub_loads_it(write_run: Callable[..., Path], model: AdaMAE) -> None:
-    encoder = torch.hub.load(
-        str(Path(__file__).parents[1]), "video_encoder", write_run(model), source="local"
-    )
+    clone = str(Path(__file__).parents[1])
+    encoder = torch.hub.load(clone, "video_encoder", write_run(model), source="local")
     assert torch.equal(encoder.encode(CLIP).tokens, model.encode(CLIP).tokens)
