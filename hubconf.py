@@ -1,11 +1,15 @@
-"""Entry points of torch.hub: `torch.hub.load(REPOSITORY, "video_encoder", "user/name")`; see docs/weights.md."""
+"""Entry points of torch.hub: `torch.hub.load(REPOSITORY, "video_encoder", "user/name")`.
+
+See docs/weights.md.
+"""
 
 import os
 import sys
 
 from adamae.model.weights.load_model import load_adamae, load_encoder
 
-# torch.hub takes the entry that it has put on sys.path off again, and fails if it is gone: adamae/__init__.py.
+# torch.hub removes the entry that it has put on sys.path, and fails if it is gone. Importing adamae
+# has removed it.
 sys.path.insert(0, os.path.dirname(__file__))
 
 # The names are torch.hub's: it checks that these are installed before it calls an entry point.
