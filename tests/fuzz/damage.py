@@ -29,10 +29,12 @@ ODD_VALUES: tuple[Any, ...] = (
     {"a": 1},
     "\udce9",
 )
-ODD_SIZES = (0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)  # of a box, a header, an offset
+# Sizes of a box or a header, and offsets.
+ODD_SIZES = (0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1)
 
 
 def flip_bits(data: bytes, rng: Random) -> bytes:
+    """Flip 1, 5 or 50 bits."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 5, 50))):
         if changed:
@@ -41,27 +43,32 @@ def flip_bits(data: bytes, rng: Random) -> bytes:
 
 
 def replace_bytes(data: bytes, rng: Random) -> bytes:
-    """Cut off the end, or put zeros, noise, other bytes of the file, marks or sizes in the place of some or between."""
+    """Cut off the end, or put other bytes somewhere, in the place of some or between.
+
+    These are zeros, noise, the file's own first bytes, a byte order mark or a size.
+    """
     start = rng.choice((0, rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
-    size = rng.choice((4, 8))
-    number = (rng.choice(ODD_SIZES) % 2 ** (8 * size)).to_bytes(size, rng.choice(("big", "little")))
-    new = rng.choice(
-        (
-            b"",
-            number,
-            bytes(rng.choice((1, 16, 512))),
-            rng.randbytes(16),
-            data[:100],
-            b"\xef\xbb\xbf",
-        )
+    num_bytes = rng.choice((4, 8))
+    # Of 2**63 - 1, four bytes are the lower half.
+    size = rng.choice(ODD_SIZES) % 2 ** (8 * num_bytes)
+    choices = (
+        b"",
+        size.to_bytes(num_bytes, rng.choice(("big", "little"))),
+        bytes(rng.choice((1, 16, 512))),
+        rng.randbytes(16),
+        data[:100],
+        b"\xef\xbb\xbf",
     )
-    return data[:start] + new + (data[rng.choice((start, start + len(new))) :] if new else b"")
+    new = rng.choice(choices)
+    if not new:
+        return data[:start]
+    end = rng.choice((start, start + len(new)))
+    return data[:start] + new + data[end:]
 
 
 def encode_differently(data: bytes, rng: Random) -> bytes:
-    return data.decode(errors="replace").encode(
-        rng.choice(("utf-16", "utf-8-sig", "latin-1")), errors="replace"
-    )
+    encoding = rng.choice(("utf-16", "utf-8-sig", "latin-1"))
+    return data.decode(errors="replace").encode(encoding, errors="replace")
 
 
 def replace_value(tree: Any, rng: Random) -> Any:
@@ -76,8 +83,9 @@ def replace_value(tree: Any, rng: Random) -> Any:
     value = rng.choice(ODD_VALUES)
     if isinstance(tree, (int, float)) and rng.random() < 0.5:
         value = tree + rng.choice((-1, 1, 10**6))
-    for _ in range(1000 if rng.random() < 0.03 else 0):
-        value = [value]
+    if rng.random() < 0.03:
+        for _ in range(1000):
+            value = [value]
     return value
 
 
@@ -104,32 +112,37 @@ def change_lines(data: bytes, rng: Random) -> bytes:
 def change_array(data: bytes, rng: Random) -> bytes:
     """Change one number of an .npy file, or its header."""
     if rng.random() < 0.3:
-        return data.replace(
-            rng.choice((b"(", b"'<", b"False")), rng.choice((b"(9" + b"9" * 20, b"'>", b"True ")), 1
-        )
-    raw = bytearray(np.load(io.BytesIO(data), allow_pickle=False).tobytes())
-    if raw:
-        start = rng.randrange(len(raw)) // 8 * 8
-        raw[start : start + 8] = rng.choice((bytes(8), b"\xff" * 8, b"\x01" + bytes(7)))[
-            : len(raw) - start
-        ]
-    return data[: len(data) - len(raw)] + bytes(raw)
+        # The shape, the byte order and the order of the axes.
+        old = rng.choice((b"(", b"'<", b"False"))
+        new = rng.choice((b"(9" + b"9" * 20, b"'>", b"True "))
+        return data.replace(old, new, 1)
+    array = np.load(io.BytesIO(data), allow_pickle=False)
+    numbers = bytearray(array.tobytes())
+    header = data[: len(data) - len(numbers)]
+    if numbers:
+        start = rng.randrange(len(numbers)) // 8 * 8
+        number = rng.choice((bytes(8), b"\xff" * 8, b"\x01" + bytes(7)))
+        # The last number may be shorter than 8 bytes.
+        end = min(start + 8, len(numbers))
+        numbers[start:end] = number[: end - start]
+    return header + bytes(numbers)
 
 
 def change_tensors(data: bytes, rng: Random) -> bytes:
     """Change the header of a .safetensors file, or make some weights NaN or huge."""
     length = int.from_bytes(data[:8], "little")
-    header, body = data[8 : 8 + length], bytearray(data[8 + length :])
+    header = data[8 : 8 + length]
+    body = bytearray(data[8 + length :])
     if rng.random() < 0.5:
         header = change_json(header, rng)
     else:
         start = rng.randrange(len(body)) // 4 * 4
-        body[start : start + 400] = np.full(
-            100, rng.choice((np.nan, np.inf, 1e30)), np.float32
-        ).tobytes()
+        weight = rng.choice((np.nan, np.inf, 1e30))
+        body[start : start + 400] = np.full(100, weight, np.float32).tobytes()
     return len(header).to_bytes(8, "little") + header + bytes(body)
 
 
+# Ways to damage any file, and files of a kind; a way that is here twice is taken twice as often.
 ANY = (flip_bits, replace_bytes, replace_bytes)
 BY_SUFFIX: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
     ".json": (change_json, change_json, encode_differently),
@@ -142,19 +155,19 @@ BY_SUFFIX: dict[str, tuple[Callable[[bytes, Random], bytes], ...]] = {
 
 
 def damage(path: Path, rng: Random) -> None:
-    """Change a file's content or, now and then, remove it, or put a folder or a link to itself in its place."""
+    """Change a file's content or, now and then, remove it, or replace it by a folder or a link."""
     data = path.read_bytes()
     if rng.random() < 0.1:
         path.unlink()
-        rng.choice((lambda: None, path.mkdir, lambda: path.symlink_to(path.name)))()
+        replacement = rng.choice(("nothing", "folder", "link to itself"))
+        if replacement == "folder":
+            path.mkdir()
+        elif replacement == "link to itself":
+            path.symlink_to(path.name)
         return
+    change = rng.choice((*BY_SUFFIX.get(path.suffix, ()), *ANY))
     try:
-        path.write_bytes(rng.choice((*BY_SUFFIX.get(path.suffix, ()), *ANY))(data, rng))
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        yaml.YAMLError,
-    ):  # damaged before, so not of its kind
+        path.write_bytes(change(data, rng))
+    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
+        # It was damaged before, and is no file of its kind any more.
         path.write_bytes(flip_bits(data, rng))

@@ -1,7 +1,8 @@
-"""Run the commands on randomly damaged files, and check what SECURITY.md promises: `make fuzz MINUTES=60`.
+"""Run the commands on randomly damaged files, and check what SECURITY.md promises.
 
-A case is a target and a seed, which determine the damage; `--targets check --seed 17 --cases 1` repeats one. Every case
-runs in a fork of a process that has imported everything and computed nothing, with limits of time and memory.
+`make fuzz MINUTES=60` runs it. A case is a target and a seed, which determine the damage;
+`--targets check --seed 17 --cases 1` repeats one. Every case runs in a fork of a process that has
+imported everything and computed nothing, with limits of time and memory.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 LIMITED = Path(__file__).with_name("limited.py")
+# EX_IOERR of sysexits.h: the disk, not the input.
 DISK_ERROR = 74
 MAKE = "shard_tools/make_shards.py --workers=1 --max-rejects=1 --samples-per-shard=3 "
 TRAIN = f"train.py {' '.join(TINY)} steps=3 checkpoint_every=1 data.shards="
@@ -34,49 +36,52 @@ class Target:
     """Which files of which material are damaged, and the command that reads them."""
 
     material: str
-    files: str  # glob
+    # A pattern.
+    files: str
     command: str
+    # Exit codes that are no finding.
     codes: Sequence[int] = (0, 2)
-    changes_given: bool = False
+    changes_input: bool = False
 
 
 TARGETS = {
-    "copy": Target("videos", "*/*.mp4", MAKE + "{given} {out}/shards --encode=copy", (0, 2, 3)),
+    "copy": Target("videos", "*/*.mp4", MAKE + "{input} {out}/shards --encode=copy", (0, 2, 3)),
     "encode": Target(
-        "videos", "*/*.mp4", MAKE + "{given} {out}/shards --preset=ultrafast", (0, 2, 3)
+        "videos", "*/*.mp4", MAKE + "{input} {out}/shards --preset=ultrafast", (0, 2, 3)
     ),
     "list": Target(
-        "list", "list.csv", MAKE + "{given}/list.csv {out}/shards --encode=copy", (0, 2, 3)
+        "list", "list.csv", MAKE + "{input}/list.csv {out}/shards --encode=copy", (0, 2, 3)
     ),
     "tar": Target(
-        "tar", "videos.tar", MAKE + "{given}/videos.tar {out}/shards --encode=copy", (0, 2, 3)
+        "tar", "videos.tar", MAKE + "{input}/videos.tar {out}/shards --encode=copy", (0, 2, 3)
     ),
     "check": Target(
-        "run", "shards/*", "shard_tools/check_shards.py {given}/shards --workers=1", (0, 1, 2)
+        "run", "shards/*", "shard_tools/check_shards.py {input}/shards --workers=1", (0, 1, 2)
     ),
     "add": Target(
-        "run", "shards/*", MAKE + "{given}/videos {given}/shards --frame-stride=2", (0, 2, 3), True
+        "run", "shards/*", MAKE + "{input}/videos {input}/shards --frame-stride=2", (0, 2, 3), True
     ),
-    "preview": Target("run", "shards/*", PREVIEW + "{given}/shards"),
-    "train": Target("run", "shards/*", TRAIN + "{given}/shards run={out}/run"),
+    "preview": Target("run", "shards/*", PREVIEW + "{input}/shards"),
+    "train": Target("run", "shards/*", TRAIN + "{input}/shards run={out}/run"),
     "resume": Target(
-        "run", "run/**/*", TRAIN + "{given}/shards run={given}/run", changes_given=True
+        "run", "run/**/*", TRAIN + "{input}/shards run={input}/run", changes_input=True
     ),
     "config": Target(
-        "run", "run/config.yaml", "train.py --config={given}/run/config.yaml run={out}/run"
+        "run", "run/config.yaml", "train.py --config={input}/run/config.yaml run={out}/run"
     ),
     "visualize": Target(
-        "run", "run/**/*", "visualize.py {given}/run {given}/shards --clips=1 --output={out}"
+        "run", "run/**/*", "visualize.py {input}/run {input}/shards --clips=1 --output={out}"
     ),
     "weights": Target(
-        "run", WEIGHTS, f"export.py import {{given}}/{WEIGHTS} {{out}}/imported.safetensors"
+        "run", WEIGHTS, f"export.py import {{input}}/{WEIGHTS} {{out}}/imported.safetensors"
     ),
 }
 
 
 def make_materials(folder: Path) -> None:
-    """Make small videos, a list and a tar of them, shards, and a run that stopped before its last step."""
-    videos, run = folder / "videos", folder / "run"
+    """Make small videos, a list and a tar of them, shards, and a run that lacks its last step."""
+    videos = folder / "videos"
+    run = folder / "run"
     drawing = f"shard_tools/synthetic_videos.py {videos} --num-videos=5 --size=64 --num-frames=12"
     _run(f"{drawing} --classes right left", folder).check_returncode()
     for name in ("list", "tar", "run"):
@@ -92,37 +97,41 @@ def make_materials(folder: Path) -> None:
 
 
 def run_case(name: str, seed: int, folder: Path) -> list[str]:
-    """Damage a copy of the target's material, run its command, and return what is wrong with how it ended."""
-    target, rng = TARGETS[name], Random(f"{name} {seed}")
-    given, out = folder / "given", folder / "out"
-    shutil.copytree(folder.parent / target.material, given)
+    """Run a target's command on a damaged copy of its material; return what went wrong."""
+    target = TARGETS[name]
+    rng = Random(f"{name} {seed}")
+    material = folder / "input"
+    out = folder / "out"
+    shutil.copytree(folder.parent / target.material, material)
     out.mkdir()
-    files = sorted(path for path in given.glob(target.files) if path.is_file())
-    intact = _read(given)
+    files = sorted(path for path in material.glob(target.files) if path.is_file())
+    intact = _read(material)
     for path in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2, 4)))):
         damage(path, rng)
-    before = _read(given)
-    done = _run(target.command.format(given=given, out=out), folder)
-    found = list(_complaints(done, target.codes))
-    if not target.changes_given and _read(given) != before:
-        found.append("the input has changed")
+    before = _read(material)
+    done = _run(target.command.format(input=material, out=out), folder)
+    complaints = list(_complain(done, target.codes))
+    if not target.changes_input and _read(material) != before:
+        complaints.append("the input has changed")
     if list(folder.rglob("*.partial")):
-        found.append("half-written files are left")
-    if name == "check" and done.returncode == 0 and _checked(intact) != _checked(before):
-        found.append("check_shards finds nothing wrong")
-    return found
+        complaints.append("half-written files are left")
+    is_intact = _without_rejects(intact) == _without_rejects(before)
+    if name == "check" and done.returncode == 0 and not is_intact:
+        complaints.append("check_shards finds nothing wrong")
+    return complaints
 
 
 def _run(command: str, home: Path) -> "CompletedProcess[str]":
-    """Run a script within the limits, which keeps temporary files in `home`."""
+    """Run a script within the limits, with its temporary files in `home`."""
     return forked.run([sys.executable, LIMITED, *command.split()], os.environ | {"HOME": str(home)})
 
 
-def _complaints(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator[str]:
-    code, output = done.returncode, done.stdout + done.stderr
-    last = ([line for line in done.stderr.replace("\r", "\n").split("\n") if line.strip()] or [""])[
-        -1
-    ]
+def _complain(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator[str]:
+    """Yield what is wrong with how a command ended: a traceback, a signal, another exit code, …"""
+    code = done.returncode
+    output = done.stdout + done.stderr
+    lines = [line for line in done.stderr.replace("\r", "\n").split("\n") if line.strip()]
+    last = lines[-1] if lines else ""
     if "Traceback (most recent call last)" in output:
         yield f"traceback: {last}"
     elif code < 0:
@@ -131,19 +140,24 @@ def _complaints(done: "CompletedProcess[str]", codes: Sequence[int]) -> Iterator
         yield f"exit code {code}: {last}"
     elif code > 1 and not last.startswith("error: "):
         yield f"exit code {code} without a sentence: {last!r}"
-    if controls := {char for char in output if char < " " and char not in "\n\r\t"}:
+    controls = {char for char in output if char < " "} - set("\n\r\t")
+    if controls:
         yield f"control characters on the terminal: {sorted(controls)}"
 
 
 def _read(folder: Path) -> dict[str, bytes | str]:
     """Return every file's bytes, and where links lead."""
-    found = sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
-    return {
-        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found
-    }
+    contents: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            contents[str(path)] = os.readlink(path)
+        elif path.is_file():
+            contents[str(path)] = path.read_bytes()
+    return contents
 
 
-def _checked(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
+def _without_rejects(files: dict[str, bytes | str]) -> dict[str, bytes | str]:
+    """Return the files that check_shards.py checks."""
     return {name: content for name, content in files.items() if not name.endswith("rejected.jsonl")}
 
 
@@ -158,25 +172,27 @@ def main() -> int:
     )
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     options = parser.parse_args()
-    found, cases, end = 0, 0, time.monotonic() + 60 * options.minutes
+    num_findings = 0
+    num_cases = 0
+    end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="adamae-fuzz-") as scratch:
         make_materials(Path(scratch))
-        while time.monotonic() < end and cases != options.cases:
-            name, seed = (
-                options.targets[cases % len(options.targets)],
-                options.seed + cases // len(options.targets),
-            )
+        while time.monotonic() < end and num_cases != options.cases:
+            # Each seed goes through all targets.
+            seed_offset, index = divmod(num_cases, len(options.targets))
+            name = options.targets[index]
+            seed = options.seed + seed_offset
             folder = Path(scratch) / "case"
             folder.mkdir()
             complaints = run_case(name, seed, folder)
             if complaints:
-                print(
-                    f"--targets {name} --seed {seed} --cases 1: {'; '.join(complaints)}", flush=True
-                )
+                case = f"--targets {name} --seed {seed} --cases 1"
+                print(f"{case}: {'; '.join(complaints)}", flush=True)
+                num_findings += 1
             shutil.rmtree(folder)
-            found, cases = found + bool(complaints), cases + 1
-    print(f"{cases} cases, {found} findings")
-    return 1 if found else 0
+            num_cases += 1
+    print(f"{num_cases} cases, {num_findings} findings")
+    return 1 if num_findings else 0
 
 
 if __name__ == "__main__":

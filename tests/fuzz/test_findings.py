@@ -24,6 +24,7 @@ VIDEOS = sorted((Path(__file__).parent / "findings").iterdir())
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in this process, where a traceback can be seen."""
     monkeypatch.setitem(ENGINES, "processes", run_here)
 
 
@@ -33,7 +34,8 @@ def test_a_damaged_video_is_rejected_or_copied_unchanged(path: Path, tmp_path: P
     shutil.copy(path, tmp_path / "videos")
     try:
         make(tmp_path / "videos", tmp_path / "shards", "--encode=copy")
-    except InputError:  # the only video is rejected
+    except InputError:
+        # Its only video is rejected.
         rejected = (tmp_path / "shards/rejected.jsonl").read_text().splitlines()
         assert [json.loads(line)["source"] for line in rejected] == [path.name]
         return
@@ -63,25 +65,27 @@ def test_a_damaged_run_is_one_sentence(
     options = visualize.parse_arguments(
         [str(run), str(synthetic_shards), "--clips=1", f"--output={tmp_path / 'out'}"]
     )
-    config, weights = run / "config.yaml", run / "checkpoints/step-00000006/model.safetensors"
+    config = run / "config.yaml"
     intact = config.read_text()
     config.write_text(intact.replace("frame_stride: 2", "frame_stride: often"))
     with pytest.raises(InputError, match="frame_stride"):
         visualize.visualize(options)
     config.write_text(intact)
+    weights = run / "checkpoints/step-00000006/model.safetensors"
     state = load_file(weights)
-    next(value for name, value in state.items() if "sampler" in name)[...] = np.nan
+    name = next(name for name in state if "sampler" in name)
+    state[name][...] = np.nan
     save_file(state, weights)
     with pytest.raises(InputError, match="NaN"):
         visualize.visualize(options)
 
 
-@pytest.mark.slow  # a minute: 60 cases, each a command
+# It takes a minute: 60 cases, each a command.
+@pytest.mark.slow
 def test_random_cases_find_nothing() -> None:
     command = [sys.executable, Path(__file__).with_name("fuzz.py"), "--cases=60", "--seed=0"]
     path = os.pathsep.join(str(ROOT / folder) for folder in (".", "tests", "tests/shard_tools"))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "60 cases, 0 findings\n"), (
-        done.stdout + done.stderr
-    )
+    output = done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, "60 cases, 0 findings\n"), output

@@ -1,4 +1,4 @@
-"""Files written by hand (lists, label maps, configurations): any content is read, or refused with one sentence."""
+"""Files written by hand (lists, label maps, configurations) are read, or refused in a sentence."""
 
 import contextlib
 import json
@@ -23,6 +23,7 @@ fixed = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
+# The first three are files in the folder of the test.
 NAMES = st.sampled_from(
     [
         "a.mp4",
@@ -36,47 +37,25 @@ NAMES = st.sampled_from(
     ]
 )
 TEXT = st.text(max_size=12) | st.text(st.sampled_from('ab01.,;\t"\n\r -/é\x00'), max_size=40)
-CELLS = (
-    NAMES
-    | TEXT
-    | st.sampled_from(
-        ["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"]
-    )
-)
-JSON: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | CELLS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["id", "path", "label", "template"]) | TEXT, inner, max_size=4
-        )
-    ),
-    max_leaves=12,
-)
+HEADS = ["path", "label", "youtube_id", "time_start", "time_end", "-1", "1e400", '"', "'"]
+CELLS = NAMES | TEXT | st.sampled_from(HEADS)
+JSON_KEYS = st.sampled_from(["id", "path", "label", "template"]) | TEXT
+
+
+def nest(inner: Any) -> Any:
+    return st.lists(inner, max_size=3) | st.dictionaries(JSON_KEYS, inner, max_size=4)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | CELLS
+JSON: Any = st.recursive(SCALARS, nest, max_leaves=12)
+# Keys of configurations, and some that are none.
 KEYS = st.sampled_from(
-    [
-        "run",
-        "steps",
-        "epochs",
-        "batch_size",
-        "seed",
-        "precision",
-        "data",
-        "model",
-        "optimizer",
-        "finetune",
-        "device",
-        "shards",
-        "weights",
-        "frame_stride",
-        "flip",
-        "crop",
-        "size",
-        "num_frames",
-        "mask_ratio",
-        "base_lr",
-    ]
+    "run steps epochs batch_size seed precision data model optimizer finetune"
+    " device shards weights frame_stride flip crop size num_frames mask_ratio base_lr".split()
 )
+
+
+SECTIONS = st.dictionaries(KEYS | TEXT, JSON, max_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +92,8 @@ def check_list(path: Path) -> None:
 def test_text_lists(folder: Path, rows: list[list[str]], separator: str, encoding: str) -> None:
     path = folder / {" ": "list.txt", "\t": "list.tsv"}.get(separator, "list.csv")
     text = "\n".join(separator.join(row) for row in rows)
-    path.write_bytes(
-        text.encode(encoding, errors="replace" if encoding == "latin-1" else "surrogatepass")
-    )
+    errors = "replace" if encoding == "latin-1" else "surrogatepass"
+    path.write_bytes(text.encode(encoding, errors))
     check_list(path)
 
 
@@ -139,10 +117,9 @@ def test_label_maps(folder: Path, value: Any, is_json: bool) -> None:
         assert all(isinstance(name, str) for name in read_label_map(path).names)
 
 
-@settings(fixed, max_examples=30)  # parsing one takes 0.2 s
-@given(
-    st.dictionaries(KEYS | TEXT, JSON | st.dictionaries(KEYS | TEXT, JSON, max_size=3), max_size=4)
-)
+# Parsing one takes 0.2 s.
+@settings(fixed, max_examples=30)
+@given(st.dictionaries(KEYS | TEXT, JSON | SECTIONS, max_size=4))
 @example({"data": {"shards": "x"}, "steps": 3})
 @example({"data": {"shards": ["x", "y"], "weights": [1, 2.5]}})
 def test_configurations(folder: Path, values: dict[str, Any]) -> None:
