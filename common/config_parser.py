@@ -66,6 +66,9 @@ class ConfigParser(ArgumentParser):
             # jsonargparse also takes a file for each section, which nobody needs to know.
             if type(action).__name__ == "_ActionConfigLoad":
                 action.help = SUPPRESS
+            # A docstring may have several lines; --help wraps it anew, and YAML has one line.
+            elif action.help is not None:
+                action.help = " ".join(action.help.split())
 
     def parse(self, arguments: list[str]) -> Namespace:
         """Return the parsed values, with instances of the dataclasses.
