@@ -6,15 +6,18 @@ from adamae.common import arguments
 
 
 class ArgumentParser(arguments.ArgumentParser):
-    """A command's parser with the options of benchmarks."""
+    """The parser of a benchmark's command line; every benchmark has --output."""
 
     def __init__(self, doc: str | None, output: str = "benchmark_results/<gpu> or .../cpu") -> None:
-        """output: the default of --output."""
+        """Take the text of --help, and the default of --output that it names."""
         super().__init__(doc)
         self.add_argument("--output", type=Path, help=f"default: {output}")
 
     def add_videos(self, encodes: list[str]) -> None:
-        """Add the arguments of the benchmarks that make shards of videos first."""
+        """Add the arguments of benchmarks that make shards of videos first.
+
+        encodes: the default of --encodes.
+        """
         self.add_argument("videos", type=Path, help="folder of videos")
         self.add_argument(
             "--encodes",
@@ -22,9 +25,12 @@ class ArgumentParser(arguments.ArgumentParser):
             default=encodes,
             help="of make_shards.py; h264-size: its --tune size",
         )
+        # ViT-Base trains on 0.8 clips/s on 2 CPU cores: 64 clips would take more than a minute
+        # there.
         self.add_argument(
             "--batch-size",
             type=arguments.between(1),
             help="clips; default: 64 on a GPU, a few on a CPU",
         )
+        # The second run of a benchmark finds the shards of the first one and encodes nothing.
         self.add_argument("--work", type=Path, help="folder that keeps the shards")

@@ -66,6 +66,8 @@ class Source(NamedTuple):
         return f"{self.shards.name} shards, {self.repeats} clips per decoded video"
 
 
+# The baseline and the bound: no loader lets a step be faster than one whose clips are on the
+# device.
 CACHED = Source(None)
 
 
@@ -76,6 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--steps", type=between(1), help="timed steps per round; default: 100 on a GPU, 4 on a CPU"
     )
+    # An odd number, so that the median round is one that was measured.
     parser.add_argument("--rounds", type=between(1), default=3)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     options = parser.parse_args(arguments)
@@ -83,6 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = device.type == "cuda"
     work = prepare_shards(options.videos, options.work, options.encodes)
     options.batch_size = options.batch_size or (64 if on_gpu else 2)
+    # A step takes 50 ms on an H200 and 2.5 s on 2 CPU cores. A hundred steps are more than a loader
+    # can have prefetched, so that its own speed shows.
     options.steps = options.steps or (100 if on_gpu else 4)
     report = Report(
         "end_to_end",
@@ -97,6 +102,8 @@ def main(arguments: list[str] | None = None) -> None:
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
     )
     sources = [CACHED]
+    # Two clips per decoded video share its decoding, for machines with few cores per GPU: 1.4 times
+    # the clips/s of h264 shards (docs/results.md).
     for encode, repeats in product(options.encodes, (1, 2)):
         sources.append(Source(work / encode, repeats))
     measure_source = partial(in_fresh_process, measure, options)
@@ -113,14 +120,18 @@ def measure(options: argparse.Namespace, source: Source) -> Row:
     with open_clips(source, config, options.batch_size, device) as clips:
 
         def step_on_next_clip() -> Tensor:
+            # This is the host's wait. The GPU still has queued steps to work on meanwhile, so a
+            # wait may cost less than it takes.
             start = time.perf_counter()
             clip = next(clips)
             waits.append(time.perf_counter() - start)
             return step(clip)["loss"]
 
         measured = measure_step(step_on_next_clip, options.steps, device)
-        # Of the timed steps, the last ones so far.
+        # Without the waits of the warm-up, which measure_step does not time either.
         waited = sum(waits[-options.steps :])
+        # After the timed steps, since reading a loss waits for the GPU, as training does only when
+        # it logs.
         loss = step_on_next_clip().item()
     require("the loss is a number", not math.isnan(loss), str(loss))
     seconds = sum(measured["milliseconds"]) / 1e3
@@ -150,6 +161,7 @@ def make_rows(results: dict[Source, list[Row]]) -> list[Row]:
     rows = []
     for source, rounds in results.items():
         row: Row = {"batches": source.name}
+        # A median, since a round that another program disturbed would pull a mean.
         for column in rounds[0]:
             row[column] = median(measured[column] for measured in rounds)
         speeds = [measured["clips_per_second"] for measured in rounds]

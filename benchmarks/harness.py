@@ -24,7 +24,7 @@ from adamae.training.timing import time_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-# Whose versions a result file names.
+# The packages whose versions a result file names: another version is another measurement.
 PACKAGES = (
     "torch",
     "triton",
@@ -37,7 +37,7 @@ PACKAGES = (
     "decord2",
     "webdataset",
 )
-# Larger than every cache.
+# Larger than the caches (an H200's L2 holds 50 MB), so that a copy runs at the speed of memory.
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}
 
 Row = dict[str, Any]
@@ -46,9 +46,17 @@ Result = TypeVar("Result")
 
 
 def cpu_seconds() -> float:
-    """Return user and system time of this process and of those that work for it so far."""
+    """Return the user and system time of this process and its descendants, in seconds.
+
+    The difference of two calls is what the work between them cost. Other programs on the machine
+    stretch the time by the clock, but hardly this one.
+    """
     ticks = 0
+    # time.process_time() would count this process alone, but workers do the decoding. A worker that
+    # has ended is not counted; those of a loader live until after the second call.
     for process in list_family("self"):
+        # proc_pid_stat(5): utime and stime are the 14th and 15th field, and the name before ")" may
+        # hold spaces.
         fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -57,7 +65,8 @@ def cpu_seconds() -> float:
 def list_family(process: str) -> list[str]:
     """List a process and all its descendants."""
     family = [process]
-    # Each thread has a list of its children. Not every kernel is built with these files.
+    # Each thread has a list of its children. A kernel that is built without these files
+    # (CONFIG_PROC_CHILDREN) leaves the process alone to be counted.
     for children in Path(f"/proc/{process}/task").glob("*/children"):
         for child in children.read_text().split():
             family += list_family(child)
@@ -65,9 +74,14 @@ def list_family(process: str) -> list[str]:
 
 
 def copy_gb_per_second(device: torch.device) -> float:
-    """Measure a copy on the device; reading and writing both count."""
+    """Measure the bandwidth of a large copy on the device; reading and writing both count.
+
+    An op that only moves bytes cannot be faster, so this is what its bandwidth is compared with.
+    """
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    # The first copy waits for the pages of `target`, which the kernel hands out when they are
+    # written. Warm-up keeps this out of the measurement.
     milliseconds = time_calls(lambda: target.copy_(source), device, warmup=3, repetitions=20)
     return 2 * source.nbytes / median(milliseconds) / 1e6
 
@@ -75,8 +89,11 @@ def copy_gb_per_second(device: torch.device) -> float:
 def matmul_tflops(device: torch.device, precision: Precision) -> float:
     """Measure the TFLOP/s of one large matrix product.
 
-    It is the reference for model FLOPs utilization (MFU).
+    It is the reference for model FLOPs utilization (MFU). A data sheet's rate is not, since no
+    product sustains it: an H200 ran at 806 TFLOP/s of the 989 that its data sheet promises.
     """
+    # Large matrices: the arithmetic grows with the cube of the side, the bytes with its square, so
+    # memory does not bound the product. A CPU takes a smaller one, to be done within seconds.
     side = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.randn(side, side, device=device, dtype=dtype)
@@ -91,6 +108,8 @@ def in_fresh_process(function: Callable[..., Result], *arguments: Any) -> Result
     The process is forked from a server that has imported the running script and nothing more. So
     its memory and caches are those of a new process, without the seconds of the imports.
     """
+    # CUDA cannot be used in a fork of a process that uses it. A spawned process would import torch
+    # for every measurement, which takes seconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
     with ProcessPoolExecutor(1, context, initializer=_exit_with_parent) as pool:
@@ -158,6 +177,7 @@ class Report:
         }
 
     def write(self, rows: list[Row]) -> None:
+        """Write NAME.json into the folder, in place of an earlier one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         table = {"about": self.about, "notes": self.notes, "rows": rows}
         write_json(self.folder / f"{self.name}.json", table)
@@ -187,6 +207,7 @@ def measure_cases(
         # Whatever is wrong with one case, the others are worth hours.
         except Exception as error:
             failed.add(case)
+            # The earlier rounds go too: whatever failed may have made them wrong.
             del results[case]
             print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
         if results:
@@ -205,7 +226,10 @@ def print_table(rows: list[Row]) -> None:
     heads: dict[str, None] = {}
     for row in rows:
         heads.update(dict.fromkeys(row))
-    cells = [[format_cell(row.get(head)) for head in heads] for row in rows]
+    cells = []
+    for row in rows:
+        cells_of_row = [format_cell(row.get(head)) for head in heads]
+        cells.append(cells_of_row)
     print(format_table(list(heads), cells), end="")
 
 
@@ -216,11 +240,13 @@ def format_table(heads: list[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def format_cell(value: object) -> str:
-    """Format a number to three digits, and nothing as nothing."""
+    """Return a float with three digits, None as an empty cell, and anything else as it is."""
     if value is None:
         return ""
     if not isinstance(value, float):
         return str(value)
+    # More digits would claim more than was measured: rounds of one row differ by up to a fifth
+    # (docs/results.md).
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -228,6 +254,7 @@ def format_cell(value: object) -> str:
 
 def _commit() -> str:
     """Return the commit of the code that ran, with `+` if the work tree differs from it."""
+    # Tags are excluded, because their names would stand in place of the hash.
     command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
         described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -39,7 +39,9 @@ from adamae.training.video_windows import WindowReader
 
 # Cells of a frame, along each side.
 GRID = 8
+# Pixels of a frame, along each side: a cell has 8 × 8 of them.
 SIDE = 64
+# The rate at which the labeled clips of docs/results.md are stored.
 FPS = 8.0
 
 
@@ -66,6 +68,7 @@ def main() -> None:
         run = local_run(options.model)
         train[name] = encode_videos(run, options.train)
         validation[name] = encode_videos(run, options.validation)
+    # Chance and the most common class come first: without them, an accuracy says nothing.
     rows = list_trivial_rows(train["mean color"].classes, validation["mean color"].classes)
     for name, features in train.items():
         rows.append({"features": name, **classify(features, validation[name])})
@@ -84,7 +87,10 @@ def list_trivial_rows(train: list[str], validation: list[str]) -> list[Row]:
 
 
 def describe_videos(shards: str) -> dict[str, Labeled]:
-    """Make the features by hand of labeled shards. Raise InputError where a video has no label."""
+    """Return the hand-made features of labeled shards, by name.
+
+    Raise InputError if a video has no label.
+    """
     dataset = ShardDataset.open(shards)
     check_labels(dataset)
     reader = WindowReader(DataConfig(fps=FPS), FrameSize(SIDE, SIDE))
@@ -111,7 +117,7 @@ def describe(
     shape = (num_frames, GRID, height // GRID, GRID, width // GRID, -1)
     cells = frames.astype(np.float32).reshape(shape)
     color = cells.mean(axis=(0, 2, 4))
-    # An appended copy of the last frame changes nothing, and makes a sum also of a single frame.
+    # A copy of the last frame adds no change, and lets a video of a single frame have a sum.
     change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0)
     mean_change = change.mean(axis=(1, 3, 4)) / max(1, num_frames - 1)
     return color.ravel(), np.log1p(mean_change).ravel()
@@ -119,8 +125,10 @@ def describe(
 
 def encode_videos(model: Path, shards: str) -> Labeled:
     """Extract a model's features of labeled shards, at the frame rate that it was trained with."""
+    # A quarter of a window. With the standard deviation over windows beside the mean, ridge
+    # regression reached 0.47 instead of 0.37 on four held-out groups of UCF-101.
     stride = max(1, load_encoder(model).config.num_frames // 4)
-    # What is printed names a temporary folder.
+    # The command prints where its features are, but this folder is deleted at once.
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         arguments = [shards, folder, f"--model={model}", f"--stride={stride}"]
         extract_features(parse_extraction(arguments))
@@ -160,10 +168,13 @@ def ridge_predict(
     equation 7.64): the residual of each video divided by one minus its leverage.
     """
     mean = train.mean(dim=0)
+    # A feature that is the same in all videos has no deviation to divide by.
     std = train.std(dim=0) + 1e-6
 
     def standardize(features: Tensor) -> Tensor:
         """Standardize, and append a column of ones for the bias."""
+        # In double precision: with more features than videos, leverages come close to 1, and the
+        # error is divided by their distance to it.
         return F.pad((features - mean) / std, (0, 1), value=1).double()
 
     target = 2 * F.one_hot(labels).double() - 1
@@ -176,6 +187,7 @@ def ridge_predict(
         leverages = (scaled * u).sum(dim=1, keepdim=True)
         return (residuals / (1 - leverages)).square().mean().item()
 
+    # Four penalties per decade. Each costs one product of matrices, as all share the decomposition.
     penalty = min(np.geomspace(1, 1e5, 21), key=leave_one_out_error)
     weights = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
     return (standardize(validation) @ weights).argmax(dim=1)

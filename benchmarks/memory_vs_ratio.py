@@ -37,6 +37,7 @@ from adamae.model.config import SIZES, ModelConfig
 from adamae.training.accounting import count_flops, describe_memory, predict
 from adamae.training.config import parse
 
+# The paper's Table 1b has all but the first.
 RATIOS = (0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 NOTES = [
     "`at_peak_*`: what is alive at the peak of the step, by part; the sum is `predicted_peak_gib`,"
@@ -51,6 +52,8 @@ NOTES = [
 
 
 class Point(NamedTuple):
+    """What varies between the rows."""
+
     mask_ratio: float
     activation_checkpointing: bool = False
 
@@ -94,6 +97,7 @@ def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[R
         return list(predicted.values())
 
     def measure(case: tuple[Point, bool]) -> Row:
+        """Measure a point, eager or compiled, by three steps: all allocate the same memory."""
         point, compiled = case
         config = replace(base, **point._asdict())
         return in_fresh_process(measure_config, config, batch_size, 3, device, compiled)
@@ -106,7 +110,7 @@ def compare_points(report: Report, base: ModelConfig, batch_size: int) -> list[R
 
     cases = [(PAPER_POINT, False)]
     cases += [(point, False) for point in predicted if point != PAPER_POINT]
-    # Last, since compiling takes as long as ten other points.
+    # Last, since compiling takes as long as ten other points, and a run may be cut off.
     cases.append((PAPER_POINT, True))
     return measure_cases(report, cases, measure, make_rows)
 
@@ -119,10 +123,13 @@ def predict_points(report: Report, base: ModelConfig, batch_size: int) -> dict[P
     rows: dict[Point, Row] = {}
     for point in progress_bar(points, unit="point"):
         row = predict_row(replace(base, **point._asdict()), batch_size)
+        # One point shows what the buckets add: they are as large as the gradients at every ratio.
         if point == PAPER_POINT:
             in_buckets = predict(base, batch_size, in_buckets=True)
             row["ddp_predicted_peak_gib"] = round(sum(in_buckets.values()) / 2**30, 3)
         if point.activation_checkpointing:
+            # The model's work is what it is without checkpointing. What is computed twice costs
+            # time and counts for no MFU, so it has a column of its own.
             without = rows[Point(point.mask_ratio)]["gflop_per_clip"]
             row["recomputed_gflop_per_clip"] = round(row["gflop_per_clip"] - without, 1)
             row["gflop_per_clip"] = without
@@ -141,8 +148,12 @@ def read_paper_memory() -> dict[float, float]:
 
 
 def predict_row(config: ModelConfig, batch_size: int) -> Row:
+    """Predict the memory and the arithmetic of a pre-training step on a GPU."""
     at_peak = predict(config, batch_size)
+    # The paper has numbers of ViT-Base only, and of no activation checkpointing.
     is_paper = config.size == "base" and not config.activation_checkpointing
+    parts = {f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in at_peak.items()}
+    flops = count_flops(config, batch_size)
     return {
         "masking": config.masking,
         "target": config.target,
@@ -152,8 +163,8 @@ def predict_row(config: ModelConfig, batch_size: int) -> Row:
         "batch_size": batch_size,
         "paper_gb": read_paper_memory().get(config.mask_ratio) if is_paper else None,
         "predicted_peak_gib": round(sum(at_peak.values()) / 2**30, 3),
-        **{f"at_peak_{label}_mib": round(size / 2**20, 1) for label, size in at_peak.items()},
-        "gflop_per_clip": round(count_flops(config, batch_size) / batch_size / 1e9, 1),
+        **parts,
+        "gflop_per_clip": round(flops / batch_size / 1e9, 1),
     }
 
 

@@ -40,12 +40,14 @@ from adamae.pipeline.config import DataConfig
 
 NUM_CLIPS = 320
 BATCH_SIZE = 16
-# Masks per clip; one mask of 6 tokens for each of 200 clips would leave a fraction of .20 known to
-# ± .011.
+# Masks per clip. With one mask of 6 tokens for each of 200 clips, a fraction of 0.20 would be known
+# to ± 0.011 only, and samplers differ by as little (benchmarks/experiments.md).
 NUM_SAMPLES = 100
 
 
 class Motion(NamedTuple):
+    """How much each token of a clip moves, and whether it counts as moving."""
+
     amount: Float[Tensor, " N"]
     is_moving: Bool[Tensor, " N"]
 
@@ -65,6 +67,7 @@ def main() -> None:
 
 
 def describe(row: Row) -> Iterator[str]:
+    """Yield a sentence on the loss and, of a sampler that learns, one on motion."""
     yield (
         f"loss: {row['reconstruction_loss']:.3f} on {row['num_clips']} videos"
         " (1: the mean of each patch)"
@@ -85,21 +88,24 @@ def measure(model: AdaMAE, videos: Path, data: DataConfig) -> Row:
     config = model.config
     device = next(model.parameters()).device
     clips = list(read_clips([videos], config.num_frames, config.image_size, data, NUM_CLIPS))
+    # If one video has no sidecar file, no truth is used: the two measures cannot be averaged.
     has_truth = all(find_sidecar(clip.video).is_file() for clip in clips)
     find_motion = read_true_motion if has_truth else measure_brightness_change
     motions = [find_motion(clip, config) for clip in clips]
     if not any(motion.is_moving.any() for motion in motions):
         raise InputError(f"nothing moves in {videos}: choose other videos")
     batches = torch.stack([clip.frames for clip in clips]).to(device).split(BATCH_SIZE)
-    outputs = [
-        model(batch, seed=0, offset=index * BATCH_SIZE) for index, batch in enumerate(batches)
-    ]
+    # The offset counts clips over all batches, so that each has random numbers of its own.
+    outputs = []
+    for index, batch in enumerate(batches):
+        outputs.append(model(batch, seed=0, offset=index * BATCH_SIZE))
     losses = torch.cat([output.loss_per_token for output in outputs])
     row: Row = {
         "num_clips": len(clips),
         "motion": "moving objects" if has_truth else "change of brightness",
         "reconstruction_loss": losses.mean().item(),
     }
+    # Other samplers have no probabilities that could follow motion.
     if model.token_sampler.learns:
         log_probs = torch.cat([output.log_probs for output in outputs])
         row |= compare_with_motion(model, log_probs, motions)
@@ -114,6 +120,7 @@ def compare_with_motion(
     fractions_visible = []
     fractions_all = []
     for index, (motion, log_p) in enumerate(zip(motions, log_probs, strict=True)):
+        # Where all tokens move alike, no correlation is defined.
         if motion.amount.std() == 0:
             continue
         copies = log_p.expand(NUM_SAMPLES, -1)
@@ -155,6 +162,7 @@ def measure_brightness_change(clip: Clip, config: ModelConfig) -> Motion:
     change = (brightness[1:] - brightness[:-1]).abs()
     # The first frame has none before it, and counts as the second one does.
     amount = average_per_token(torch.cat((change[:1], change)), config)
+    # A fifth, since that is how much moves in the synthetic videos, where it is known.
     return Motion(amount, amount > amount.quantile(0.8))
 
 

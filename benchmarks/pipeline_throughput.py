@@ -69,12 +69,16 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.shard_tools.plan import make_key
 
 PEER_BATCH = 8
+# More than loaders prefetch (DataConfig.prefetch is 3). So processes and threads run, and as many
+# batches are ready when the clock starts as when it stops: those that are counted were made
+# meanwhile.
 WARM_UP_BATCHES = 4
 # The check decodes whole videos, which takes a second of many cores for so many clips.
 CHECKED_CLIPS = 16
 # Gray levels on average over a clip, from PIL's scaling.
 MAX_DIFFERENCE = 4
-# A clip must not be nearer to the frames beside its own, by more than decoders differ.
+# Gray levels by which a clip may be nearer to the frames beside its own: as much as decoders
+# differ. In a video that hardly moves, those frames are within MAX_DIFFERENCE, too.
 NEIGHBOR_MARGIN = 0.05
 NOTE = (
     f"Clips of {NUM_FRAMES} frames, {SIDE}², every {DEFAULT_STRIDE}th source frame, after"
@@ -87,7 +91,7 @@ NOTE = (
 
 
 class Case(NamedTuple):
-    """One row of the table."""
+    """One row of the table: a loader, and the files that it reads."""
 
     # adamae, decoding or one of PEERS
     loader: str
@@ -112,6 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     device = choose_device()
+    # The shards of `copy` are also where the peers' original files come from, so that all loaders
+    # see the same videos: make_shards.py rejects damaged ones.
     work = prepare_shards(options.videos, options.work, {*options.encodes, "copy"})
     about = {
         "videos": len(ShardDataset.open(work / "copy").samples),
@@ -139,6 +145,8 @@ def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list
         # Copied files are the originals.
         if encode != "copy":
             cases += [make_peer_case(name, encode) for name in peers]
+        # The bound, by which a reader sees what the rest of a loader costs: a quarter of the CPU
+        # time with h264 (docs/results.md).
         cases.append(Case("decoding", "pyav", encode))
         for decoder, repeats in product(decoders, (1, 2)):
             cases.append(Case("adamae", decoder, encode, repeats, batch_size))
@@ -146,13 +154,16 @@ def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list
 
 
 def make_peer_case(name: str, encode: str) -> Case:
-    # webdataset reads tars; what it needs beside itself decodes.
+    """Return the case of a peer, with the library that decodes for it."""
+    # webdataset reads tars and decodes nothing, so its decoder is the other library that it needs.
     return Case(name, PEERS[name][-1], encode)
 
 
 def make_rows(results: dict[Case, list[Row]]) -> list[Row]:
     """Make a row for each case, with its speed relative to the fastest peer's on original files."""
     rows = [{**case._asdict(), **measured} for case, (measured,) in results.items()]
+    # The fastest loader for someone who does not re-encode videos. So the column also shows what
+    # re-encoding gives to every loader, which is about ten times the speed.
     references = [row for row in rows if row["loader"] in PEERS and row["encode"] == "original"]
     if not references:
         references = rows[:1]
@@ -172,6 +183,7 @@ def prepare_shards(videos: Path, work: Path | None, encodes: Iterable[str]) -> P
     if work is None:
         folder_name = make_key(str(videos.resolve()))
         work = Path(tempfile.gettempdir()) / "adamae-pipeline-throughput" / folder_name
+    # In a process of its own, as a user makes them. It resumes: what is there is not encoded again.
     program = [sys.executable, str(ROOT / "shard_tools" / "make_shards.py")]
     for encode in encodes:
         codec, _, tune = encode.partition("-")
@@ -213,16 +225,23 @@ def remux(video: bytes, path: Path) -> None:
 
 
 def file_of(dataset: ShardDataset, folder: Path, index: int) -> Path:
+    """Return the path of the file that write_files makes of a sample."""
     return folder / "files" / f"{index:06d}.{dataset.samples[index].container}"
 
 
 def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
-    """Run one loader for `seconds`, in a process of its own."""
+    """Run one loader for `seconds`; call it in a process of its own.
+
+    The number of threads of torch and the workers of a loader then end with the process.
+    """
+    # Every loader has as many threads or processes as there are cores. Those of torch would be
+    # further ones, and compete with them.
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
     with open_batches(case, folder, torch.device(device)) as (batch_sizes, columns):
         for _ in range(WARM_UP_BATCHES):
             next(batch_sizes)
+        # By time instead of by number of clips, since loaders differ by a factor of twenty.
         num_clips = 0
         cpu_start = cpu_seconds()
         start = time.perf_counter()
@@ -258,6 +277,7 @@ def open_batches(
         )
         with open_loader(folder, config, case.batch_size, device) as loader:
             yield (len(batch.keys) for batch in loader.batches(0)), columns
+            # DALI leaves some videos to PyAV, so a speed without this share says little of DALI.
             if case.decoder != "pyav":
                 counters = loader.counters
                 columns["dali_share"] = counters["dali_clips"] / counters["clips"]
@@ -265,7 +285,7 @@ def open_batches(
         decode = partial(decode_only, dataset)
         yield map(len, load_batches(decode, map(plan.row, count()), case.batch_size)), columns
     else:
-        # An epoch has a row for every video.
+        # An epoch has a row for every video, so every video is checked before it is timed.
         rows = [plan.row(position) for position in range(plan.clips_per_epoch)]
         cut = make_cut(case.loader, dataset, folder)
         faults = find_peer_faults(case.loader, dataset, rows, cut)
@@ -278,6 +298,7 @@ def open_batches(
             shards = sorted(folder.glob("*.tar"))
             batches = load_with_webdataset(shards, row_by_key, case.batch_size)
         else:
+            # The same positions of the plan as this repository's loader has, without those videos.
             endless_rows = (row for row in map(plan.row, count()) if row.sample not in faults)
             batches = load_batches(cut, endless_rows, case.batch_size)
         yield map(len, batches), columns
@@ -303,8 +324,10 @@ def find_peer_faults(
 ) -> dict[int, str]:
     """Return what is wrong with a peer's clips, by sample; print each.
 
-    Raise InputError if it is most of them.
+    Raise InputError if most of them are wrong.
     """
+    # A few videos that a library cannot read are no reason to leave it out: the row names them. If
+    # it reads most of them wrong, it is probably used wrong here, and its speed would say nothing.
     faults = find_faults(dataset, rows, cut)
     for fault in faults.values():
         print(f"{loader} is not measured with {fault}", file=sys.stderr)
@@ -340,6 +363,7 @@ def open_loader(
 
 
 def make_plan(dataset: ShardDataset, config: DataConfig, batch_size: int) -> TrainingPlan:
+    """Return the plan of training, always with the same seed: all loaders cut the same clips."""
     return TrainingPlan(
         dataset, config, num_frames=NUM_FRAMES, image_size=SIDE, seed=0, batch_size=batch_size
     )
@@ -348,7 +372,10 @@ def make_plan(dataset: ShardDataset, config: DataConfig, batch_size: int) -> Tra
 def find_faults(
     dataset: ShardDataset, rows: Sequence[PlanRow], cut: Callable[[PlanRow], Tensor]
 ) -> dict[int, str]:
-    """Return what is wrong with the clips that `cut` makes, by sample."""
+    """Return what is wrong with the clips that `cut` makes, by sample.
+
+    Each is a sentence that begins with the shard and the key of the video.
+    """
 
     def find(row: PlanRow) -> str:
         try:
@@ -375,6 +402,7 @@ def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
     """
     if len(clip) != len(row.frames):
         return f"has {len(clip)} frames instead of {len(row.frames)}"
+    # Seeking that ends one frame too early or too late is a common fault, and hard to see.
     num_frames = dataset.samples[row.sample].num_frames
 
     def shift_frames(step: int) -> list[int]:
@@ -384,10 +412,9 @@ def find_fault(dataset: ShardDataset, row: PlanRow, clip: np.ndarray) -> str:
     expected = make_expected_frames(dataset, row, {*before, *own, *after})
 
     def measure_difference(numbers: list[int]) -> float:
-        differences = [
-            np.abs(expected[number] - pixels).mean()
-            for number, pixels in zip(numbers, clip, strict=True)
-        ]
+        differences = []
+        for number, pixels in zip(numbers, clip, strict=True):
+            differences.append(np.abs(expected[number] - pixels).mean())
         return float(np.mean(differences))
 
     difference = measure_difference(own)
@@ -404,6 +431,8 @@ def make_expected_frames(
     """Decode frames of a row's video, and crop, scale and flip them as the row says, by PIL."""
     sample = dataset.samples[row.sample]
     ordered = sorted(numbers)
+    # By this repository's decoder, whose frame numbers tests compare with numbers in the pixels.
+    # PIL crops and scales, because no loader here does it by PIL.
     frames = decode_frames(dataset.read_video(row.sample), ordered, sample.num_frames)
     _, height, width, _ = frames.shape
     # The plan's boxes are in square pixels, which those of copies need not be.

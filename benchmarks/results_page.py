@@ -1,6 +1,6 @@
-"""Keep README.md, docs/results.md and benchmarks/experiments.md in line with the files in
-benchmarks/results/.
+"""Keep the numbers on the pages in line with the files in benchmarks/results/.
 
+The pages are README.md, docs/results.md and benchmarks/experiments.md.
 `python benchmarks/results_page.py` rewrites the tables and plots; with `--check`, it writes
 nothing. Both exit with code 1 if a page contradicts a result. benchmarks/claims.yaml defines what
 belongs on which page:
@@ -27,12 +27,17 @@ from adamae.common.errors import InputError, run_command
 from adamae.common.yaml_io import read_yaml
 
 CLAIMS = ROOT / "benchmarks" / "claims.yaml"
+# Comments of HTML, which GitHub does not show. They have lines of their own: a line that begins
+# with a comment is HTML to its end, and would be shown as it is typed.
 TABLE_START = "<!-- table {name} -->"
 TABLE_END = "<!-- end of table -->"
 
+# The values that a row must have, by column: one value or a list of allowed ones.
 Filters = dict[str, Any]
 
 
+# Unknown fields are forbidden here and below: a misspelled filter would choose other rows in
+# silence.
 class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A generated table: the rows of a file that pass the filters, and a heading for each column.
 
@@ -75,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     definitions = read_definitions()
+    # Sentences are checked instead of generated: with comments around every number, they could be
+    # neither read nor wrapped.
     problems = find_wrong_claims(definitions.claims)
     if options.check:
         problems += find_stale_tables(definitions.tables)
@@ -87,8 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_definitions() -> Definitions:
-    """Read benchmarks/claims.yaml; raise InputError if a field is missing, unknown or of the wrong
-    type.
+    """Read benchmarks/claims.yaml.
+
+    Raise InputError if a field is missing, unknown or of the wrong type.
     """
     try:
         return msgspec.convert(read_yaml(CLAIMS), Definitions)
@@ -130,6 +138,7 @@ def write_plots() -> None:
     for name, plot in PLOTS.items():
         path = ROOT / "docs" / f"{name}.png"
         with atomic_write(path) as partial:
+            # The widest plot is 12 inches: 1,080 pixels, about what GitHub shows of a page.
             plot().savefig(partial, format="png", dpi=90)
         print(f"wrote {path.relative_to(ROOT)}")
 
@@ -143,8 +152,9 @@ def read_page(page: str) -> str:
 
 
 def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
-    """Return the text of a page with its tables generated again; raise InputError if it lacks the
-    lines of a table.
+    """Return the text of a page with its tables generated again.
+
+    Raise InputError if it lacks the lines between which a table belongs.
     """
     for name, table in tables.items():
         if table.page != page:
@@ -162,20 +172,24 @@ def replace_tables(text: str, page: str, tables: dict[str, Table]) -> str:
 
 
 def make_table(table: Table) -> str:
-    """Return the table in Markdown."""
+    """Return the table in Markdown; raise InputError if the file lacks one of its columns."""
     rows = select_rows(table.file, table.rows)
     for column in table.columns:
         name, _, _ = column.partition(" ± ")
         # A column may be empty in the chosen rows, but not missing in the whole file.
         if not any(name in row for row in select_rows(table.file, {})):
             raise InputError(f"{table.file} has no column {name}, which {CLAIMS.name} names")
-    cells = [[format_column(row, column) for column in table.columns] for row in rows]
+    cells = []
+    for row in rows:
+        cells_of_row = [format_column(row, column) for column in table.columns]
+        cells.append(cells_of_row)
     return format_table(list(table.columns.values()), cells)
 
 
 def format_column(row: Row, column: str) -> str:
-    """Return the cell of a column, which is a name or "name ± name"; the second value may be
-    missing.
+    """Return the cell of a column, which is a name or "name ± name".
+
+    The second value may be missing: a single seed has no standard deviation.
     """
     name, _, deviation_name = column.partition(" ± ")
     cell = format_cell(row.get(name))
@@ -186,11 +200,14 @@ def format_column(row: Row, column: str) -> str:
 
 
 def render_claim(claim: Claim) -> str:
-    """Return the words that the page must contain; raise InputError if they name a number that
-    there is not.
+    """Return the words that the page must contain.
+
+    "{speed:.0f} clips/s" becomes "10 clips/s". Raise InputError if the words need a number that the
+    rows do not have.
     """
     rows = select_rows(claim.file, claim.rows)
     numbers: dict[str, Any] = {}
+    # Of several rows, nobody could tell which one a name means.
     if len(rows) == 1:
         numbers.update(rows[0])
     if claim.column:

@@ -20,7 +20,11 @@ def measure_config(
     device: torch.device,
     compiled: Compile = False,
 ) -> Row:
-    """Measure a pre-training step, for a process of its own."""
+    """Measure a pre-training step; call it in a process of its own.
+
+    Otherwise its peak memory includes what earlier measurements still hold, such as the workspaces
+    of cuBLAS or, on a CPU, all that Python has not returned to the system.
+    """
     step = PretrainingStep.of(config, device, compiled)
     clip = noise_clip(config, batch_size, device)
     return measure_step(lambda: step(clip), repetitions, device)
@@ -32,10 +36,11 @@ def measure_step(step: Callable[[], object], repetitions: int, device: torch.dev
     CPU time is that of this process and its workers. Peak memory is in GiB, on a CPU that of this
     process, Python included.
     """
+    # AdamW's moments are allocated in the first step.
     step()
     if device.type == "cuda":
-        # The first steps compile and tune, which takes memory once. The next ones bring a GPU to
-        # its usual clock.
+        # The first steps compile kernels and tune them, which takes time and memory only once. The
+        # next ones bring a GPU to the clock at which it will train for hours.
         time_calls(step, device, warmup=9, repetitions=1)
         torch.cuda.reset_peak_memory_stats(device)
     cpu_start = cpu_seconds()

@@ -41,12 +41,13 @@ EAGER = "this repository"
 COMPILED = "this repository, compiled"
 GRAPHS = "this repository, CUDA graphs"
 COMPILE: dict[str, Compile] = {EAGER: False, COMPILED: True, GRAPHS: "reduce-overhead"}
-# The mask ratio and the baseline of each masking.
+# The mask ratio and the baseline of each masking: AdaMAE's paper has 0.95, VideoMAE's 0.9.
 RACES = {
     "adaptive": (0.95, PUBLISHED),
     "random": (0.9, HUGGING_FACE),
 }
-# Relative, in fp32.
+# Relative, in fp32, whose sums differ by their order alone. On a tiny model, tests demand 1e-5 to
+# 2e-5.
 LOSS_TOLERANCE = 1e-4
 NOTES = [
     f"`speed_up`: clips/s relative to the baseline ({PUBLISHED}, under adaptive masking,"
@@ -59,12 +60,15 @@ NOTES = [
 
 
 class Case(NamedTuple):
+    """One row of the table."""
+
     masking: str
     implementation: str
     batch_size: int
 
 
 def make_model_config(size: str, masking: str) -> ModelConfig:
+    """Return the model of a race."""
     mask_ratio, _ = RACES[masking]
     choices: Any = {"size": size, "masking": masking}
     return ModelConfig(mask_ratio=mask_ratio, **choices)
@@ -85,6 +89,8 @@ def list_cases(batch_sizes: list[int], on_gpu: bool) -> list[Case]:
 
 def check_losses(size: str, device: torch.device) -> None:
     """Require the same loss for the same weights, clip and mask, in fp32 without dropout."""
+    # A baseline that computes something else is no baseline. Without dropout, since each code draws
+    # other random numbers for it.
     for masking, (_, name) in RACES.items():
         config = make_model_config(size, masking)
         with device:
@@ -103,7 +109,10 @@ def check_losses(size: str, device: torch.device) -> None:
 
 @explain_out_of_memory("lower --batch-size")
 def measure(size: str, repetitions: int, case: Case) -> Row:
-    """Measure in a process of its own."""
+    """Measure one round of a case; call it in a process of its own.
+
+    Else the peak memory of one implementation would include what another has left behind.
+    """
     device = choose_device()
     config = make_model_config(size, case.masking)
     if case.implementation in PEERS:
@@ -118,6 +127,9 @@ def measure(size: str, repetitions: int, case: Case) -> Row:
 
 
 def make_row(case: Case, rounds: list[Row]) -> Row:
+    """Summarize the rounds of a case."""
+    # Median and quartiles over the steps of all rounds, since the steps that another program delays
+    # would pull a mean.
     milliseconds = np.concatenate([measured["milliseconds"] for measured in rounds])
     lower, median, upper = np.quantile(milliseconds, (0.25, 0.5, 0.75)).round(3).tolist()
     mask_ratio, _ = RACES[case.masking]
@@ -133,6 +145,7 @@ def make_row(case: Case, rounds: list[Row]) -> Row:
     }
     if not torch.cuda.is_available():
         num_clips = case.batch_size * len(rounds[0]["milliseconds"])
+        # The least of all rounds: what disturbs a round can only add CPU time to it.
         seconds = min(measured["cpu_seconds"] for measured in rounds)
         row["cpu_ms_per_clip"] = round(seconds * 1e3 / num_clips, 1)
     return row
@@ -159,8 +172,9 @@ def make_rows(bounds: dict[str, float], results: dict[Case, list[Row]]) -> list[
 
 
 def speed(row: Row) -> float:
-    """Return clips per second; on a CPU, per second of CPU time, which other programs do not
-    disturb.
+    """Return the clips per second of a row.
+
+    On a CPU it is per second of CPU time, which other programs disturb least.
     """
     if "cpu_ms_per_clip" in row:
         return 1e3 / row["cpu_ms_per_clip"]
@@ -182,6 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     on_gpu = device.type == "cuda"
     report = Report("train_throughput", options.output, device, NOTES)
     check_losses(options.size, device)
+    # The product is measured in this very run: a shared or throttled machine is slower at both.
     precision = choose_precision(device, "bf16")
     matmul = round(matmul_tflops(device, precision), 2)
     checked = (
@@ -193,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     for masking in RACES:
         flops_per_clip = count_flops(make_model_config(options.size, masking), 1)
         bounds[masking] = matmul * 1e12 / flops_per_clip
+    # A step of 128 clips is estimated to take 4 ms less than two of 64 (docs/results.md).
     batch_sizes = options.batch_size or ([64, 128] if on_gpu else [2])
     repetitions = options.repetitions or (30 if on_gpu else 4)
     cases = list_cases(batch_sizes, on_gpu)

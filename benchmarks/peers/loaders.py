@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from adamae.common.cpus import count_cpus
 from adamae.pipeline.planning.plan import PlanRow
 
+# A clip as the paper's models take it.
 NUM_FRAMES = 16
 SIDE = 224
 # So many that no thread ever waits for a batch to be taken.
@@ -48,6 +49,8 @@ class SpdlCutter:
         if path not in self._times:
             self._times[path] = spdl.io.demux_video(path).get_timestamps()
         times = self._times[path]
+        # A filter passes every frame once at most. FFmpeg numbers frames from the first one it
+        # gets, so the window begins at the clip's first.
         numbers = sorted(set(row.frames))
         first = numbers[0]
         window = _find_window(times, first, last=numbers[-1])
@@ -82,6 +85,7 @@ def _find_window(times: Sequence[float], first: int, last: int) -> tuple[float, 
 
 
 def cut_with_torchcodec(video: str | bytes, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+    """Cut a clip out of a file, named by its path, or of a video's bytes."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(video, num_ffmpeg_threads=1, dimension_order="NHWC")
@@ -89,13 +93,16 @@ def cut_with_torchcodec(video: str | bytes, row: PlanRow) -> UInt8[Tensor, "T H 
 
 
 def cut_with_decord(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
+    """Cut a clip out of a file."""
     import decord
 
+    # One thread for each clip here and above: as many clips as cores are cut at the same time.
     frames = decord.VideoReader(path, num_threads=1).get_batch(list(row.frames)).asnumpy()
     return crop_and_scale(torch.from_numpy(frames), row)
 
 
 def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tensor, "T h w C"]:
+    """Crop, scale and flip whole frames as the plan says."""
     x, y, w, h = row.crop
     # Channels stay last in memory: torch scales these with AVX2.
     images = frames[:, y : y + h, x : x + w].permute(0, 3, 1, 2)
@@ -138,6 +145,7 @@ class CutSample:
         self.rows = rows
 
     def is_planned(self, sample: dict[str, Any]) -> bool:
+        """Return whether the plan has a clip of a sample's video."""
         return sample["__key__"] in self.rows
 
     def __call__(self, sample: dict[str, Any]) -> UInt8[Tensor, "T H W C"]:
@@ -145,6 +153,8 @@ class CutSample:
         (video,) = (
             value for name, value in sample.items() if name != "json" and not name.startswith("__")
         )
+        # A worker starts with as many threads as there are cores, which is also the number of
+        # workers.
         torch.set_num_threads(1)
         return cut_with_torchcodec(video, self.rows[sample["__key__"]])
 

@@ -22,18 +22,22 @@ from adamae.model.config import SAMPLER_HEADS
 def make_block(
     width: int, num_heads: int, qv_bias: bool = True, dropout: float = 0.0, eps: float = 1e-6
 ) -> Block:
-    """Make BEiT's block, which the published code has copied, with attention matrices that are
-    materialized.
+    """Make BEiT's block with materialized attention matrices, as the published code has copied it.
+
+    The arguments are those in which the blocks of the published code differ.
     """
     norm: Any = partial(nn.LayerNorm, eps=eps)
     block: Any = Block(width, num_heads, qkv_bias=qv_bias, proj_drop=dropout, norm_layer=norm)
     # Dropout follows the second layer only.
     block.mlp.drop1.p = 0.0
+    # PyTorch's fused attention would not write the matrices to memory. With 64 clips, those of the
+    # sampler's 8 heads and 1,568 tokens take 2.5 GB in bf16.
     block.attn.fused_attn = False
     return block
 
 
 def make_transformer(width: int, depth: int, num_heads: int) -> nn.ModuleDict:
+    """Make the blocks of an encoder or a decoder, and the norm behind them."""
     blocks = nn.Sequential(*(make_block(width, num_heads) for _ in range(depth)))
     return nn.ModuleDict({"blocks": blocks, "norm": nn.LayerNorm(width, eps=1e-6)})
 
@@ -58,6 +62,7 @@ class NaiveAdaMAE(nn.Module):
         self.token_sampler = self._make_sampler(size.encoder_width)
         self.encoder = make_transformer(size.encoder_width, size.encoder_depth, size.encoder_heads)
         self.decoder = self._make_decoder()
+        # The tokenizer is a convolution here, and a product with a matrix in model.AdaMAE.
         state = model.state_dict()
         weight = state.pop("tokenizer.projection.weight")
         state["tokenizer.weight"] = rearrange(weight, "d (t h w c) -> d c t h w", t=t, h=p, w=p)
@@ -66,9 +71,12 @@ class NaiveAdaMAE(nn.Module):
         self.to(weight.device)
 
     def _make_sampler(self, width: int) -> nn.ModuleDict:
+        # Unlike the encoder's blocks, the sampler's has dropout, PyTorch's epsilon, and no biases
+        # of q and v.
         block = make_block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, eps=1e-5)
         parts: dict[str, nn.Module] = {"body": nn.Sequential(block), "logit": nn.Linear(width, 1)}
         sampler = nn.ModuleDict(parts)
+        # Zeros here and below, until the weights of the model are loaded.
         sampler.positions = nn.Parameter(torch.zeros(self.config.num_tokens, width))
         return sampler
 
@@ -82,6 +90,7 @@ class NaiveAdaMAE(nn.Module):
         return decoder
 
     def prepare(self, clip: Tensor) -> Float[Tensor, "B C T H W"]:
+        """Return what the published loader makes of a uint8 clip [B, T, H, W, C]."""
         return token_path.normalized_clip(clip).contiguous()
 
     def forward(
@@ -100,6 +109,7 @@ class NaiveAdaMAE(nn.Module):
         decoder = self.decoder
         embedded = decoder["embed"](features)
         x = token_path.scatter(embedded, decoder.mask_token, self.decoder_positions, mask)
+        # All blocks compute all tokens; the visible ones, which come first, are dropped at the end.
         masked = decoder["blocks"](x)[:, visible.shape[1] :]
         pred = decoder["head"](decoder["norm"](masked))
         loss_per_token = token_path.patch_loss(

@@ -1,6 +1,6 @@
-"""The training steps to compare with, each as its own code takes it, with the same weights and
-AdamW.
+"""The training steps to compare with, each as its own code takes it.
 
+They have the same weights and the same AdamW as this repository's step.
 A peer's `prepare` turns uint8 clips into what its loader hands to it, so that this is not timed.
 Called with that and a mask [B, N], True where a token is masked, the peer returns its loss.
 """
@@ -34,12 +34,14 @@ class HuggingFaceVideoMAE(nn.Module):
             raise InputError(
                 "Hugging Face's VideoMAE is not installed: pip install -e '.[dev]'"
             ) from error
+        # Hugging Face's class reads weights from a folder only.
         with TemporaryDirectory() as folder:
             export_huggingface(Weights(model.state_dict(), model.config, []), Path(folder))
             peer = VideoMAEForPreTraining.from_pretrained(folder)
         self.peer = peer.train().to(next(model.parameters()).device)
 
     def prepare(self, clip: Tensor) -> Tensor:
+        """Turn uint8 [B, T, H, W, C] into float [B, T, C, H, W], normalized."""
         return normalized_clip(clip).transpose(1, 2).contiguous()
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Tensor:
@@ -66,6 +68,7 @@ def make_step(implementation: str, config: ModelConfig, clip: Tensor) -> Callabl
         order = torch.rand(len(clip), config.num_tokens, device=clip.device).argsort(dim=1)
         mask = torch.ones_like(order, dtype=torch.bool)
         inputs.append(mask.scatter_(1, order[:, : config.num_visible], False))
+    # The recipe's values; the time of an update depends on none of them.
     optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.05)
 
     def step() -> Tensor:

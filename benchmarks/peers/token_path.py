@@ -29,18 +29,23 @@ def crop_resize(
     x, y, w, h = box
     luma, *chroma = split_planes(frames.flatten(0, 1), *stored, 1)
     crops = [luma[:, y : y + h, x : x + w]]
-    crops += [half[:, y // 2 : (y + h) // 2, x // 2 : (x + w) // 2] for half in chroma]
-    planes = [
-        interpolate(crop[:, None], (height, width), mode="bilinear", antialias=True)
-        for crop in crops
-    ]
-    rgb = torch.cat(planes, dim=1).movedim(1, 3) @ matrix[:, :3].T + matrix[:, 3]
+    rows = slice(y // 2, (y + h) // 2)
+    columns = slice(x // 2, (x + w) // 2)
+    crops += [plane[:, rows, columns] for plane in chroma]
+    size = (height, width)
+    scaled = []
+    for crop in crops:
+        plane = interpolate(crop[:, None], size, mode="bilinear", antialias=True)
+        scaled.append(plane)
+    planes = torch.cat(scaled, dim=1).movedim(1, 3)
+    rgb = planes @ matrix[:, :3].T + matrix[:, 3]
     return rgb.clamp(0, 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
 
 
 def sample_mask(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return a mask of all but `k` tokens, and the probabilities, both [B, N], of logits [B, N]."""
     probabilities = torch.softmax(logits.float(), dim=-1)
+    # Sampling without replacement, as by the k largest of Gumbel-perturbed logits in kernels/.
     visible = torch.multinomial(probabilities, k, replacement=False)
     mask = torch.ones_like(probabilities)
     mask.scatter_(dim=-1, index=visible, value=0.0)
@@ -49,11 +54,16 @@ def sample_mask(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def gather(x: Tensor, mask: Tensor, table: Tensor) -> Tensor:
     """Return the visible ones of tokens [B, N, D]; positions are added to all of them before."""
+    # A boolean mask as an index makes the host wait for the GPU, to learn the size of the result.
     x = x + table.to(x.dtype)
     return x[~mask].reshape(x.shape[0], -1, x.shape[2])
 
 
 def scatter(features: Tensor, mask_token: Tensor, table: Tensor, mask: Tensor) -> Tensor:
+    """Return the decoder's input [B, N, E]: visible features [B, K, E], then mask tokens.
+
+    Each has its position added, of which the table [N, E] is first copied for every clip.
+    """
     batch, _, width = features.shape
     positions = table.to(features.dtype).expand(batch, -1, -1).clone().detach()
     visible = positions[~mask].reshape(batch, -1, width)
@@ -90,22 +100,24 @@ def patch_loss(
     with torch.no_grad():
         mean = channel_values(IMAGENET_MEAN, clip.device)
         std = channel_values(IMAGENET_STD, clip.device)
-        # In [0, 1] again.
+        # In [0, 1] again: the loader has normalized the clip, but targets are patches of pixels.
         pixels = clip * std + mean
         pattern = "b c (t p0) (h p1) (w p2) -> b (t h w) (p0 p1 p2) c"
         squeezed = rearrange(pixels, pattern, p0=tubelet_size, p1=patch_size, p2=patch_size)
         centered = squeezed - squeezed.mean(dim=-2, keepdim=True)
         normalized = centered / (squeezed.var(dim=-2, unbiased=True, keepdim=True).sqrt() + 1e-6)
+        # Every patch has been normalized by now; the mask chooses at the end.
         vectors = rearrange(normalized, "b n p c -> b n (p c)")
         labels = vectors[mask].reshape(clip.shape[0], -1, pred.shape[-1])
     return (pred.float() - labels).square().mean(dim=-1)
 
 
 def sampling_loss(probabilities: Tensor, mask: Tensor, loss_per_token: Tensor) -> Tensor:
-    """Return the sampling loss, one clip after the other."""
+    """Return the sampling loss: the mean over clips, which are computed one after the other."""
     losses = []
     token_losses = loss_per_token.detach()
     ids = torch.arange(mask.shape[1], device=mask.device)
+    # A few small kernels for each clip: on a GPU, a batch of 64 pays for hundreds of launches.
     for index in range(len(mask)):
         distribution = torch.distributions.Categorical(probs=probabilities[index])
         log_probs = distribution.log_prob(ids)
