@@ -118,8 +118,9 @@ def describe(
     cells = frames.astype(np.float32).reshape(shape)
     color = cells.mean(axis=(0, 2, 4))
     # A copy of the last frame adds no change, and lets a video of a single frame have a sum.
-    change = np.abs(np.diff(cells, axis=0, append=cells[-1:])).sum(axis=0)
-    mean_change = change.mean(axis=(1, 3, 4)) / max(1, num_frames - 1)
+    change = np.abs(np.diff(cells, axis=0, append=cells[-1:]))
+    num_changes = max(1, num_frames - 1)
+    mean_change = change.sum(axis=0).mean(axis=(1, 3, 4)) / num_changes
     return color.ravel(), np.log1p(mean_change).ravel()
 
 
@@ -185,11 +186,13 @@ def ridge_predict(
         scaled = u * (s**2 / (s**2 + penalty))
         residuals = target - scaled @ projected
         leverages = (scaled * u).sum(dim=1, keepdim=True)
-        return (residuals / (1 - leverages)).square().mean().item()
+        left_out_residuals = residuals / (1 - leverages)
+        return left_out_residuals.square().mean().item()
 
     # Four penalties per decade. Each costs one product of matrices, as all share the decomposition.
     penalty = min(np.geomspace(1, 1e5, 21), key=leave_one_out_error)
-    weights = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
+    shrunk = s / (s**2 + penalty)
+    weights = vt.T @ (shrunk[:, None] * projected)
     return (standardize(validation) @ weights).argmax(dim=1)
 
 

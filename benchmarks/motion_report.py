@@ -127,8 +127,9 @@ def compare_with_motion(
         masks = model.token_sampler.sample(copies, seed=0, offset=index * NUM_SAMPLES)
         pair = torch.stack((log_p.cpu().exp(), motion.amount))
         correlations.append(torch.corrcoef(pair)[0, 1].item())
-        fractions_visible.append(motion.is_moving[masks.visible_ids.cpu()].float().mean().item())
-        fractions_all.append(motion.is_moving.float().mean().item())
+        is_moving = motion.is_moving.float()
+        fractions_visible.append(is_moving[masks.visible_ids.cpu()].mean().item())
+        fractions_all.append(is_moving.mean().item())
     return {
         "correlation": mean(correlations),
         "moving_fraction_visible": mean(fractions_visible),
@@ -149,6 +150,7 @@ def read_true_motion(clip: Clip, config: ModelConfig) -> Motion:
     painted = torch.zeros(config.num_frames, side, side)
     for index, number in enumerate(clip.numbers):
         for x0, y0, x1, y1, *_ in recorded["moving_boxes"][number]:
+            # A negative index would count from the end, so what lies before the crop becomes 0.
             rows = slice(max(0, round(y0 - top)), max(0, round(y1 - top)))
             columns = slice(max(0, round(x0 - left)), max(0, round(x1 - left)))
             painted[index, rows, columns] = 1

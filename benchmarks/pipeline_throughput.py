@@ -440,7 +440,9 @@ def make_expected_frames(
     images = {}
     for number, frame in zip(ordered, frames, strict=True):
         crop = Image.fromarray(frame[y : y + h, x : x + w])
-        image = np.asarray(crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)).astype(int)
+        scaled = crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        # Signed, because differences of uint8 would wrap around.
+        image = np.asarray(scaled).astype(int)
         images[number] = image[:, ::-1] if row.flip else image
     return images
 

@@ -163,8 +163,10 @@ def make_rows(bounds: dict[str, float], results: dict[Case, list[Row]]) -> list[
         baseline = baselines.get(row["masking"])
         if baseline is not None:
             row["speed_up"] = round(speed(row) / speed(baseline), 2)
+            # Speeds per clip may be compared between batch sizes, memory may not.
             if row["batch_size"] == baseline["batch_size"]:
-                row["memory_ratio"] = round(row["peak_memory_gib"] / baseline["peak_memory_gib"], 2)
+                memory_ratio = row["peak_memory_gib"] / baseline["peak_memory_gib"]
+                row["memory_ratio"] = round(memory_ratio, 2)
         # A baseline computes more than the bound counts, such as tokens that nobody reads.
         if row is not baseline:
             row["mfu"] = round(row["clips_per_second"] / bounds[row["masking"]], 3)

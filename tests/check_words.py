@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What is looked for, as a regular expression, and what to say instead.
-INSTEAD = {
+# The words as regular expressions, and what to say instead.
+REPLACEMENTS = {
     "anew": "again",
     "ours|theirs": "the noun",
     "one's own|of one's": "your own",
@@ -25,21 +25,29 @@ INSTEAD = {
 
 
 def main() -> int:
+    """Print the problems of all files; return the exit code."""
     problems = []
     for file in list_files():
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            for pattern, replacement in INSTEAD.items():
-                # Letters around it make another word; an underscore does not.
-                match = re.search(f"(?<![A-Za-z])({pattern})(?![A-Za-z])", line)
-                if match:
-                    problems.append(f"{file}:{number}: {match[0]!r}: say {replacement}")
+        problems += find_problems(file)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
 
 
+def find_problems(file: Path) -> list[str]:
+    """Return a line for each word of a file that should be another."""
+    problems = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for pattern, replacement in REPLACEMENTS.items():
+            # Letters around it make another word. An underscore does not: names are checked, too.
+            match = re.search(f"(?<![A-Za-z])({pattern})(?![A-Za-z])", line)
+            if match:
+                problems.append(f"{file}:{number}: {match[0]!r}: say {replacement}")
+    return problems
+
+
 def list_files() -> list[Path]:
-    """List the tracked code and pages outside tests/, without those that the work tree has deleted."""
+    """List the tracked code and pages outside tests/; files that were just deleted are left out."""
     command = ["git", "ls-files", "*.py", "*.md", ":!tests"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True)
     paths = [Path(name) for name in listed.stdout.splitlines()]

@@ -1,5 +1,7 @@
-"""Check README and docs: commands are accepted by their programs, Python blocks run, links resolve, and metrics are
-explained; nowhere do words stand that do not say what is meant."""
+"""Check README and docs against the code.
+
+Commands are accepted by their programs, Python blocks run, links resolve, metrics are explained.
+"""
 
 import argparse
 import contextlib
@@ -10,6 +12,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ TOP = ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING", "SECURITY")
 PAGES = [*(ROOT / f"{name}.md" for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 # Its commands belong to the commits that it names, so only its links are checked.
 NOTEBOOK = ROOT / "benchmarks/experiments.md"
+# Programs that need not be installed; only the files that their commands name are checked.
 OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
 METRICS = (
     "step",
@@ -43,25 +47,32 @@ METRICS = (
 
 
 def list_code_blocks(page: Path, *languages: str) -> list[str]:
+    """Return the fenced blocks of a page in any of the languages; "" is that of a plain block."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     return [block for language, block in blocks if language in languages]
 
 
 def list_commands() -> list[str]:
-    """Return the commands of all pages, in blocks and between backticks, continued lines joined, each once."""
+    """Return the commands of all pages, in blocks and between backticks, each once.
+
+    Lines that are continued by a backslash are joined.
+    """
     commands = []
     for page in PAGES:
-        blocks = [block.replace("\\\n", " ") for block in list_code_blocks(page, "", "sh", "bash")]
-        commands += [
-            line for block in blocks for line in block.splitlines() if re.match(r"[a-z./]+ ", line)
-        ]
+        for block in list_code_blocks(page, "", "sh", "bash"):
+            lines = block.replace("\\\n", " ").splitlines()
+            # Other lines are comments, settings, or what a command prints.
+            commands += [line for line in lines if re.match(r"[a-z./]+ ", line)]
         commands += re.findall(r"`((?:python|make) [^`]*)`", page.read_text(encoding="utf-8"))
     return list(dict.fromkeys(commands))
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) -> Path:
-    """Make a folder with all of this repository, and shards/mine and runs/mine, which the pages name."""
+    """Make a folder with links to all of this repository, and what the pages name beside it.
+
+    That is shards/mine, and the checkpoint of a run in runs/mine.
+    """
     folder = tmp_path_factory.mktemp("project")
     for entry in ROOT.iterdir():
         if entry.name not in ("shards", "runs"):
@@ -72,24 +83,33 @@ def project(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) ->
     checkpoint.mkdir(parents=True)
     model = AdaMAE(ModelConfig("tiny"))
     save_file(model.state_dict(), checkpoint / "model.safetensors")
-    (folder / "runs/mine/config.yaml").write_text(
-        json.dumps({"model": vars(model.config)})
-    )  # JSON is YAML
+    # JSON is YAML, too.
+    config = json.dumps({"model": vars(model.config)})
+    (folder / "runs/mine/config.yaml").write_text(config)
     return folder
 
 
 class ParsedError(BaseException):
-    """Raised when a program has parsed its arguments, so that it does not start to work."""
+    """Raised when a program has parsed its arguments, so that it does not start to work.
+
+    It is no Exception, so that no program takes it for an error of its own.
+    """
 
 
 def run_program(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `python SCRIPT …` or `python -m MODULE …` in this process; raises SystemExit unless its exit code is 0."""
-    is_module = words[0] == "-m"
-    name, *arguments = words[is_module:]
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    """Run `python SCRIPT …` or `python -m MODULE …` in this process, without the word python.
+
+    Raise SystemExit unless its exit code is 0.
+    """
+    run: Callable[..., Any] = runpy.run_path
+    if words[0] == "-m":
+        run = runpy.run_module
+        words = words[1:]
+    name = words[0]
+    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.syspath_prepend(str(Path(name).parent))
     try:
-        (runpy.run_module if is_module else runpy.run_path)(name, run_name="__main__")
+        run(name, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
@@ -101,69 +121,93 @@ def test_every_command_is_accepted(
 ) -> None:
     monkeypatch.chdir(project)
     words = shlex.split(command, comments=True)
-    words = words[: words.index(">")] if ">" in words else words
+    if ">" in words:
+        words = words[: words.index(">")]
     if words[0] == "make":
-        targets = [word for word in words[1:] if "=" not in word]
-        assert all(
-            re.search(rf"^{target}:", Path("Makefile").read_text(), re.M) for target in targets
-        )
+        check_targets(words[1:])
     elif words[0] in OTHER_PROGRAMS:
-        assert all(
-            Path(word).exists() for word in words if word.startswith(("launch/", "configs/"))
-        )
+        for word in words:
+            if word.startswith(("launch/", "configs/")):
+                assert Path(word).exists(), word
     else:
         assert words[0] in ("python", "torchrun"), "a program that this test does not know"
-        start = (
-            1
-            if words[1] == "-m"
-            else next(i for i, word in enumerate(words) if word.endswith(".py"))
-        )
-        if "venv" in words:  # no arguments to parse
-            return
-        for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser):
-            monkeypatch.setattr(parser, "parse_args", _stop_after(parser.parse_args))
-        intermixed = argparse.ArgumentParser.parse_intermixed_args
-        monkeypatch.setattr(
-            argparse.ArgumentParser, "parse_intermixed_args", _stop_after(intermixed)
-        )
-        words = [word.replace("FILE", "configs/own.yaml").replace("…", "x") for word in words]
-        with contextlib.suppress(ParsedError):
-            run_program(words[start:], monkeypatch)
-        if words[start] == "doctor.py":  # which passes these on to train.py's parser
-            monkeypatch.undo()
-            parse(["data.shards=s", *(word for word in words if "=" in word)])
+        # `python -m venv` has no parser of this project.
+        if "venv" not in words:
+            check_arguments(words[1:], monkeypatch)
 
 
-def _stop_after(parse_args):
-    def parse_and_stop(*arguments, **options):
+def check_targets(words: list[str]) -> None:
+    """Check that the Makefile has the targets of a command; the other words are variables."""
+    makefile = Path("Makefile").read_text()
+    for word in words:
+        if "=" not in word:
+            assert re.search(rf"^{word}:", makefile, re.M), word
+
+
+def check_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program of this project until it has parsed its arguments."""
+    # Options of torchrun stand before the script.
+    if words[0] != "-m":
+        script = next(word for word in words if word.endswith(".py"))
+        words = words[words.index(script) :]
+    # What the pages leave to the reader, or leave out.
+    words = [word.replace("FILE", "configs/own.yaml").replace("…", "x") for word in words]
+    for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser):
+        monkeypatch.setattr(parser, "parse_args", stop_after(parser.parse_args))
+    intermixed = argparse.ArgumentParser.parse_intermixed_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_intermixed_args", stop_after(intermixed))
+    with contextlib.suppress(ParsedError):
+        run_program(words, monkeypatch)
+    # doctor.py passes settings to train.py's parser, after it has parsed its own arguments.
+    if words[0] == "doctor.py":
+        monkeypatch.undo()
+        settings = [word for word in words if "=" in word]
+        parse(["data.shards=s", *settings])
+
+
+def stop_after(parse_args: Callable[..., Any]) -> Callable[..., None]:
+    """Return a function that parses and then raises ParsedError."""
+
+    def parse_and_stop(*arguments: Any, **options: Any) -> None:
         parse_args(*arguments, **options)
         raise ParsedError
 
     return parse_and_stop
 
 
+def list_anchors(page: Path) -> list[str]:
+    """Return the anchors that GitHub gives to the titles of a page: "On an H200" is on-an-h200."""
+    anchors = []
+    for title in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M):
+        letters = re.sub(r"[^\w -]", "", title.lower())
+        anchors.append(letters.replace(" ", "-"))
+    return anchors
+
+
 @pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=lambda page: page.name)
 def test_every_link_resolves(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)", page.read_text(encoding="utf-8")):
+        # Tests have no network.
+        if target.startswith("https://"):
+            continue
         path, _, anchor = target.partition("#")
-        assert target.startswith("https://") or (page.parent / path).exists(), target
-        if anchor and not target.startswith("https://"):
-            text = (page.parent / path if path else page).read_text(encoding="utf-8")
-            titles = re.findall(r"^#+ (.*)$", text, re.M)
-            assert anchor in [
-                re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
-            ], target
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in list_anchors(linked), target
 
 
 def test_the_readme_lists_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 110
-    assert all(f"docs/{page.name}" in readme for page in (ROOT / "docs").glob("*.md"))
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in readme
 
 
 def test_every_metric_is_explained() -> None:
     text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    for name in (*METRICS, *(f"pipeline/{counter}" for counter in COUNTERS)):
+    counters = [f"pipeline/{counter}" for counter in COUNTERS]
+    for name in (*METRICS, *counters):
         assert f"`{name}`" in text, name
 
 
@@ -173,41 +217,82 @@ def test_every_metric_is_explained() -> None:
 def test_the_python_blocks_run(page: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     names: dict[str, Any] = {}
-    for block in list_code_blocks(page, "python"):  # one after another
+    # A later block may use the names of an earlier one.
+    for block in list_code_blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
+    # The page that normalizes clips for Hugging Face's models does what their processor does.
     if "pixel_values" in names:
-        clip, found = names["batch"].clip[0], names["pixel_values"][0]
+        clip = names["batch"].clip[0]
         processor = VideoMAEImageProcessor(
             image_mean=IMAGENET_DEFAULT_MEAN, image_std=IMAGENET_DEFAULT_STD
         )
         processed = processor(list(clip.permute(0, 3, 1, 2)), return_tensors="pt")
-        torch.testing.assert_close(found, processed["pixel_values"][0], atol=1e-4, rtol=0)
+        expected = processed["pixel_values"][0]
+        torch.testing.assert_close(names["pixel_values"][0], expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow  # it trains for a minute
+# Slow, since it trains for a minute.
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "docs/first_hour.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-    (tmp_path / "notebook.py").write_text("\n".join("".join(cell["source"]) for cell in code))
+    blocks = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            # Stored outputs would make every run of the notebook a change.
+            assert not cell["outputs"]
+            assert not cell["execution_count"]
+            blocks.append("".join(cell["source"]))
+    program = tmp_path / "notebook.py"
+    program.write_text("\n".join(blocks))
     environment = os.environ | {"FIRST_HOUR": str(tmp_path / "out")}
-    subprocess.run(
-        [sys.executable, tmp_path / "notebook.py"], cwd=ROOT / "docs", env=environment, check=True
-    )
+    subprocess.run([sys.executable, program], cwd=ROOT / "docs", env=environment, check=True)
     assert len(list(tmp_path.glob("out/features/*.safetensors"))) == 32
     assert len(list(tmp_path.glob("out/figures/*.png"))) == 1
 
 
-@pytest.mark.slow  # nine commands, three of them trainings
-def test_the_tutorial_script(synthetic_videos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    """Record the script's commands by a stand-in for Python, then run them in this process, with small numbers."""
-    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", False)  # as outside of tests
-    recorded, code = tmp_path / "commands", tmp_path / "code.py"
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$#" "$@" >> {recorded}\n[ "$1" = - ] && cat > {code} || true\n'
-    )
+def write_recorder(python: Path, recorded: Path, code: Path) -> None:
+    """Write a stand-in for Python that runs nothing.
+
+    It appends the number of its arguments and each of them to `recorded`, a line each, and writes
+    the program that `python -` reads to `code`.
+    """
+    lines = [
+        "#!/bin/sh",
+        f'printf "%s\\n" "$#" "$@" >> {recorded}',
+        f'[ "$1" = - ] && cat > {code} || true',
+    ]
+    python.write_text("\n".join(lines) + "\n")
     python.chmod(0o755)
+
+
+def read_commands(recorded: Path) -> list[list[str]]:
+    """Return the arguments of each command that the stand-in has recorded."""
+    lines = iter(recorded.read_text().splitlines())
+    commands = []
+    for count in lines:
+        command = [next(lines) for _ in range(int(count))]
+        commands.append(command)
+    return commands
+
+
+# Slow: nine commands, three of them trainings.
+@pytest.mark.slow
+def test_the_tutorial_script(
+    synthetic_videos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Record the script's commands with small numbers, then run them in this process.
+
+    A process for each would import torch nine times.
+    """
+    # As outside of tests.
+    monkeypatch.setattr("adamae.kernels.launch.triton_on_cpu", False)
+    recorded = tmp_path / "commands"
+    code = tmp_path / "code.py"
+    python = tmp_path / "python"
+    write_recorder(python, recorded, code)
     small = {
         "PYTHON": str(python),
         "STEPS": "2",
@@ -217,25 +302,19 @@ def test_the_tutorial_script(synthetic_videos: Path, tmp_path: Path, monkeypatch
         "PATH": "/usr/bin:/bin",
     }
     out = tmp_path / "out"
-    subprocess.run(
-        ["bash", str(ROOT / "docs/first_hour.sh"), str(synthetic_videos), str(out)],
-        env=small,
-        check=True,
-    )
+    script = ["bash", str(ROOT / "docs/first_hour.sh"), str(synthetic_videos), str(out)]
+    subprocess.run(script, env=small, check=True)
     monkeypatch.chdir(ROOT)
-    words = iter(recorded.read_text().splitlines())
-    for count in words:
-        command = [next(words) for _ in range(int(count))]
+    fast = {"doctor.py": ["--seconds", "0.05"], "train.py": ["data.num_workers=1"]}
+    for command in read_commands(recorded):
         if command[0] == "-":
             monkeypatch.setattr(sys, "argv", command)
             exec(compile(code.read_text(), "first_hour", "exec"), {})
         else:
-            fast = {"doctor.py": ["--seconds", "0.05"], "train.py": ["data.num_workers=1"]}
-            run_program([*command, *fast.get(command[0], ())], monkeypatch)
+            run_program([*command, *fast.get(command[0], [])], monkeypatch)
     assert (out / "pretrain/report.html").is_file()
-    assert (
-        len(list((out / "figures").glob("*.png"))) == 2
-    )  # of 16 videos, one of each class is held out
+    # Of 16 videos, one of each class is held out.
+    assert len(list((out / "figures").glob("*.png"))) == 2
     assert (out / "finetune/evaluation/results.json").is_file()
     assert (out / "features/features.json").is_file()
     assert "image_size: 48\n" in (out / "larger/config.yaml").read_text()

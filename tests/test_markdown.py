@@ -1,4 +1,4 @@
-"""Read all pages with a CommonMark parser, as GitHub does, and check that they look as they were meant."""
+"""Read all pages with a CommonMark parser, as GitHub does, and check that they look as meant."""
 
 import re
 from collections.abc import Iterator
@@ -16,11 +16,15 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), NOTE
 MAX_COLUMNS = 120
 # A row of a table cannot be wrapped. A wide screen still shows this much.
 MAX_TABLE_COLUMNS = 200
+HTML_TYPES = ("html_block", "html_inline")
 TABLE_START = re.compile(r"<!-- table (?P<name>.+) -->")
 
 
 def parse(text: str) -> list[Token]:
-    """Return the tokens of CommonMark with tables; those within a paragraph or a cell follow their parent."""
+    """Return the tokens of CommonMark with tables.
+
+    Those within a paragraph or a cell follow their parent.
+    """
     tokens = []
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         tokens.append(token)
@@ -29,26 +33,32 @@ def parse(text: str) -> list[Token]:
 
 
 def list_html(text: str) -> list[str]:
-    """Return all HTML of a page. A line that begins with a comment is HTML to its end, and is shown as it is typed."""
-    return [
-        token.content.strip()
-        for token in parse(text)
-        if token.type in ("html_block", "html_inline")
-    ]
+    """Return all HTML of a page.
+
+    A line that begins with a comment is HTML to its end, and is shown as it is typed.
+    """
+    tokens = parse(text)
+    return [token.content.strip() for token in tokens if token.type in HTML_TYPES]
 
 
 def list_broken_rows(text: str) -> list[str]:
-    """Return rows of tables with more or fewer cells than the head, and rows that belong to no table."""
+    """Return the rows of tables that have more or fewer cells than the head.
+
+    A row that belongs to no table is broken, too: it is shown as text.
+    """
     lines = text.splitlines()
     broken = []
     for token in parse(text):
+        if token.type not in ("table_open", "paragraph_open"):
+            continue
+        assert token.map is not None
+        first, end = token.map
+        block = lines[first:end]
         if token.type == "table_open":
-            assert token.map is not None
-            rows = lines[token.map[0] : token.map[1]]
-            broken += [row for row in rows if count_cells(row) != count_cells(rows[0])]
-        if token.type == "paragraph_open":
-            assert token.map is not None
-            broken += [line for line in lines[token.map[0] : token.map[1]] if line.startswith("|")]
+            num_columns = count_cells(block[0])
+            broken += [row for row in block if count_cells(row) != num_columns]
+        else:
+            broken += [line for line in block if line.startswith("|")]
     return broken
 
 
@@ -104,10 +114,12 @@ def test_no_line_is_wider_than_a_screen(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_numbers_have_a_digit_before_the_point(page: Path) -> None:
     text = "\n".join(list_text_lines(page.read_text(encoding="utf-8")))
+    # Not the extension of a file, a slice, or the end of a link or a call.
     assert re.findall(r"(?<![\w.`/)*\]])[+−-]?\.\d+", text) == []
 
 
 def test_what_the_checks_find() -> None:
+    # The comment begins a line, so GitHub would show it and the line as they are typed.
     assert list_html("of the\n<!-- = x -->0.97<!-- end --> batch") != []
     assert list_html("a `<!-- b -->` c") == []
     assert list_broken_rows("| a | b |\n|---|---|\n| 1 | 2 |") == []

@@ -100,7 +100,8 @@ class NaiveAdaMAE(nn.Module):
         config = self.config
         tokens = self.tokenizer(pixels).flatten(2).transpose(1, 2)
         sampler = self.token_sampler
-        logits = sampler["logit"](sampler["body"](tokens + sampler.positions)).squeeze(-1)
+        attended = sampler["body"](tokens + sampler.positions)
+        logits = sampler["logit"](attended).squeeze(-1)
         sampled, probabilities = token_path.sample_mask(logits, config.num_visible)
         if mask is None:
             mask = sampled
