@@ -1,4 +1,7 @@
+"""The plots show what their result files have."""
+
 from adamae.benchmarks import result_plots
+from adamae.benchmarks.harness import Row
 
 
 def test_plots_show_every_loader_and_the_bound() -> None:
@@ -9,26 +12,24 @@ def test_plots_show_every_loader_and_the_bound() -> None:
         assert {"adamae", "spdl", "torchcodec", "decord"} <= set(names)
         assert "decoding" not in names
         assert len(axes.lines) == 1, "the bound"
-    fastest = figure.axes[0].patches[-1].get_width()
-    assert fastest == max(patch.get_width() for patch in figure.axes[0].patches)
+    # The last bar is the one on top.
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    assert widths[-1] == max(widths)
 
 
 def test_the_memory_plot_shows_what_there_is() -> None:
-    common = {
+    predicted: Row = {
         "mask_ratio": 0.9,
         "batch_size": 16,
         "activation_checkpointing": False,
         "predicted_peak_gib": 4.0,
     }
-    (axes,) = result_plots.plot_memory(
-        [common, common | {"mask_ratio": 0.8, "paper_gb": 2**30 / 1e9}]
-    ).axes
-    assert [line.get_label().partition(" (")[0] for line in axes.lines] == [
-        "the paper's code on its GPUs",
-        "predicted",
-    ]
-    assert [line.get_xydata().tolist() for line in axes.lines] == [
-        [[0.8, 1.0]],
-        [[0.8, 4.0], [0.9, 4.0]],
-    ]
+    # A GiB in the paper's unit.
+    of_paper = predicted | {"mask_ratio": 0.8, "paper_gb": 2**30 / 1e9}
+    (axes,) = result_plots.plot_memory([predicted, of_paper]).axes
+    paper_line, predicted_line = axes.lines
+    assert paper_line.get_label().startswith("the paper's code on its GPUs")
+    assert paper_line.get_xydata().tolist() == [[0.8, 1.0]]
+    assert predicted_line.get_label() == "predicted"
+    assert predicted_line.get_xydata().tolist() == [[0.8, 4.0], [0.9, 4.0]]
     assert "GiB" in axes.get_ylabel()

@@ -1,3 +1,5 @@
+"""Claims and tables of pages, generated from and checked against constructed result files."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from adamae.benchmarks.harness import Row
 from adamae.benchmarks.results_page import Claim, Table
 from adamae.common.errors import InputError
 
-LOADERS = [
+LOADERS: list[Row] = [
     {"loader": "spdl", "batches": 8, "speed": 10.0, "speed_std": 0.01234},
     {"loader": "decord", "batches": 8, "speed": 5.0},
     {"loader": "adamae", "batches": 8, "speed": 80.0},
@@ -20,19 +22,16 @@ LOADERS = [
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the folders of pages and of result files by one that holds x.json."""
-    write_rows(tmp_path / "x.json", LOADERS)
+    (tmp_path / "x.json").write_text(json.dumps({"rows": LOADERS}))
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
     monkeypatch.setattr(results_page, "ROOT", tmp_path)
-
-
-def write_rows(path: Path, rows: list[Row]) -> None:
-    path.write_text(json.dumps({"rows": rows}))
 
 
 def make_claim(words: str, **fields: Any) -> Claim:
     return Claim(page="page.md", words=words, file="x.json", **fields)
 
 
+# This is the check of the committed pages; all others are of the pages that they write.
 def test_the_pages_say_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert results_page.main(["--check"]) == 0, capsys.readouterr().err
 
