@@ -1,11 +1,13 @@
-"""Inject faults into a run on two nodes: killed, signaled, frozen, cut off or starved of data, it ends with the weights
-of an undisturbed run, bit by bit.
+"""Inject faults into a run on two nodes, which ends with the weights of an undisturbed run.
 
-    python tests/cluster/faults.py --count 50 --seed 0       # random faults; --count 0: each kind once
+It is killed, signaled, frozen, cut off or starved of data; weights are compared bit by bit.
 
-Each fault comes at a random step; what is left of the run is waited for, and the same command resumes it. Results go to
-benchmarks/results/cpu/faults/: for each fault what happened, the seconds until everything had ended by itself, the
-seconds until the run was again at the step where it was hit, and the steps that were lost.
+    python tests/cluster/faults.py --count 50 --seed 0
+
+With --count 0, each kind of fault comes once. It comes at a random step; what remains of the run is
+waited for, and the same command resumes it. Results go to benchmarks/results/cpu/faults/: for each
+fault what happened, the seconds until everything had ended by itself, the seconds until the run was
+again at the step where it was hit, and the steps that were lost.
 """
 
 import argparse
@@ -23,9 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).parents[1])
-)  # for object_store and tiny, when this is run as a command
+# For object_store and tiny, when this is run as a command.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from network import Network
@@ -44,13 +45,18 @@ from adamae.training.logger import read_rows
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
-FROM, TO = 3, 9  # steps between two faults
+# Steps between two faults.
+MIN_STEPS = 3
+MAX_STEPS = 9
 CHECKPOINT_EVERY = 4
-TIMEOUT_S = 10.0  # after which a rank that does not answer is given up
-ENDS_WITHIN_S = 60.0  # what has not ended by then is a defect, and killed
+# After as long, a rank that does not answer is given up.
+TIMEOUT_S = 10.0
+# What has not ended by then is a defect, and killed.
+ENDS_WITHIN_S = 60.0
 STARTS_WITHIN_S = 120.0
 RUNS_WITHIN_S = 240.0
-SCRATCH = "adamae-faults-"  # begins the name of the folder that everything is in
+# The name of the folder that holds everything begins so.
+SCRATCH = "adamae-faults-"
 SETTINGS = [
     *TINY,
     "data.prefetch=1",
@@ -62,6 +68,8 @@ SETTINGS = [
 
 
 class Run(Job):
+    """A run under torchrun, and what its folder says of it."""
+
     @property
     def folder(self) -> Path:
         return self.log.with_suffix("")
@@ -86,13 +94,19 @@ class Site:
     folder: Path
     net: Network
     store: S3Server
-    shards: str  # in object storage
-    disk: Path | None  # a small file system of its own, with the disturbed run on it
-    undo: list[Callable[[], None]] = field(default_factory=list)  # before the run is started again
+    # A URL in object storage.
+    shards: str
+    # A small file system of its own, with the disturbed run on it; None if none may be mounted.
+    disk: Path | None
+    # Called before the run is started again.
+    undo: list[Callable[[], None]] = field(default_factory=list)
 
     def make_run(self, name: str, steps: int) -> "Run":
         """Make a run folder and the command that resumes it, on nodes with caches of their own."""
-        folder = (self.disk if self.disk and name == "disturbed" else self.folder) / name
+        parent = self.folder
+        if self.disk is not None and name == "disturbed":
+            parent = self.disk
+        folder = parent / name
         settings = [
             *SETTINGS,
             f"data.shards={self.shards}",
@@ -101,12 +115,14 @@ class Site:
             f"run={folder}",
         ]
         arguments = [*settings, f"data.cache_dir={folder}-cache-{{node}}"]
-        log, storage = folder.with_suffix(".log"), environment(self.store.url)
+        log = folder.with_suffix(".log")
+        storage = environment(self.store.url)
         return Run(arguments, log, self.net.machines, per_node=1, environment=storage)
 
 
 @contextmanager
 def make_site(folder: Path, shards: Path) -> Iterator[Site]:
+    """Yield a site with a copy of the shards in its object storage."""
     disk = folder / "disk"
     disk.mkdir()
     with ExitStack() as stack:
@@ -116,24 +132,27 @@ def make_site(folder: Path, shards: Path) -> Iterator[Site]:
         can_mount = subprocess.run(mount, check=False, capture_output=True).returncode == 0
         if can_mount:
             stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=False)
-        yield Site(
-            folder,
-            net,
-            store,
-            upload(store.url, shards, "bucket", "shards"),
-            disk if can_mount else None,
-        )
+        url = upload(store.url, shards, "bucket", "shards")
+        yield Site(folder, net, store, url, disk if can_mount else None)
 
 
 Fault = Callable[[Site, Run, random.Random], None]
 
 
 def signal_to(target: str, number: int) -> Fault:
+    """Return the fault that a worker, a torchrun, a node or all nodes get a signal."""
+
     def inject(_: Site, run: Run, dice: random.Random) -> None:
         node = dice.randrange(NODES)
-        workers = list(run.workers(node).values())
-        targets = {"worker": [dice.choice(workers)], "torchrun": [run.agents[node].pid or 0]}
-        send(targets.get(target) or run.processes(node if target == "node" else None), number)
+        worker = dice.choice(list(run.workers(node).values()))
+        if target == "worker":
+            send([worker], number)
+        elif target == "torchrun":
+            send([run.agents[node].pid or 0], number)
+        elif target == "node":
+            send(run.processes(node), number)
+        else:
+            send(run.processes(None), number)
 
     return inject
 
@@ -154,7 +173,10 @@ def fill_disk(site: Site, *_: object) -> None:
 
 
 def starve(kind: str, times: int = 10**9) -> Fault:
-    """Move to new nodes with empty caches, and let object storage fail: open files would need none."""
+    """Return the fault that object storage fails, on new nodes with empty caches.
+
+    A node that has all files open would ask for none.
+    """
 
     def inject(site: Site, run: Run, _: random.Random) -> None:
         run.kill()
@@ -167,13 +189,15 @@ def starve(kind: str, times: int = 10**9) -> Fault:
     return inject
 
 
-FROZEN = "SIGSTOP of a worker"  # the others end, and name it; it cannot end by itself
-CUT, FULL = "a node's network cut", "disk full at a checkpoint"  # what not every machine lets us do
+# The other workers end, and name it; it cannot end by itself.
+FROZEN = "SIGSTOP of a worker"
+# These need rights that not every machine gives.
+CUT = "a node's network cut"
+FULL = "disk full at a checkpoint"
 FAULTS: dict[str, Fault] = {
-    **{
-        f"kill -9 of {one}": signal_to(one.split()[-1], signal.SIGKILL)
-        for one in ("a worker", "a torchrun", "a node")
-    },
+    "kill -9 of a worker": signal_to("worker", signal.SIGKILL),
+    "kill -9 of a torchrun": signal_to("torchrun", signal.SIGKILL),
+    "kill -9 of a node": signal_to("node", signal.SIGKILL),
     "kill -9 of all": signal_to("all", signal.SIGKILL),
     "SIGTERM to a worker": signal_to("worker", signal.SIGTERM),
     "SIGTERM to a torchrun": signal_to("torchrun", signal.SIGTERM),
@@ -192,70 +216,70 @@ FAULTS: dict[str, Fault] = {
     "storage: other bytes, once": starve("changed", times=1),
     "storage: other bytes that last": starve("changed"),
 }
-PASSES = {
-    name for name in FAULTS if ": a few" in name or "once" in name
-}  # the run itself gets over these
+# The run survives these without an end.
+SURVIVED = {"storage: a few 503s", "storage: a few cut bodies", "storage: other bytes, once"}
 
 
 def inject_all(site: Site, names: list[str], seed: int) -> tuple[list[Row], str]:
-    """Inject `names` into one run, one after another; return a row for each, and what differs from an undisturbed run
-    in the end, "" if nothing does. Raise InputError if the run does not get over one."""
+    """Inject faults into one run, one after another.
+
+    Return a row for each, and what differs from an undisturbed run in the end, "" if nothing does.
+    Raise InputError if the run does not survive one.
+    """
     dice = random.Random(seed)
-    steps = (TO + CHECKPOINT_EVERY) * len(names) + TO
-    reference, run = (site.make_run(name, steps) for name in ("undisturbed", "disturbed"))
+    steps = (MAX_STEPS + CHECKPOINT_EVERY) * len(names) + MAX_STEPS
+    reference = site.make_run("undisturbed", steps)
+    run = site.make_run("disturbed", steps)
     rows = []
     with reference:
         _require_end(reference, "the run fails by itself")
         expected = reference.losses()
     with run:
         for name in progress_bar(names, unit="fault", total=len(names)):
-            at = run.step() + dice.randint(FROM, TO)
-            _require(
-                run,
-                wait_for(lambda at=at: run.step() >= at, RUNS_WITHIN_S),
-                f"step {at} is not reached",
-            )
+            step = run.step() + dice.randint(MIN_STEPS, MAX_STEPS)
+            _require_step(run, step, f"step {step} is not reached")
+            # Somewhere within a step.
             time.sleep(dice.uniform(0, 0.2))
-            rows.append(_inject(site, run, name, dice, steps))
-            rows[-1]["losses_equal"] = all(
-                expected.get(step) == loss for step, loss in run.losses().items()
-            )
-            print(rows[-1], file=sys.stderr)
+            row = _inject(site, run, name, dice, steps)
+            losses = run.losses().items()
+            row["losses_equal"] = all(expected.get(step) == loss for step, loss in losses)
+            rows.append(row)
+            print(row, file=sys.stderr)
         _require_end(run, "the run does not end well")
     if run.losses() != expected:
         return rows, "losses"
-    return rows, "" if is_same(
-        load_weights(run.folder, steps), load_weights(reference.folder, steps)
-    ) else "weights"
+    weights = load_weights(run.folder, steps)
+    if not is_same(weights, load_weights(reference.folder, steps)):
+        return rows, "weights"
+    return rows, ""
 
 
 def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> Row:
-    """Inject a fault into a run that goes to step `last`, and resume it if need be; return how it went."""
-    at, started = run.step(), time.monotonic()
+    """Inject a fault into a run that goes to step `last`, and resume it if need be.
+
+    Return how it went. Raise InputError if the run goes no further.
+    """
+    step = run.step()
+    started = time.monotonic()
     FAULTS[name](site, run, dice)
-    row: Row = {"fault": name, "at_step": at}
-    if name in PASSES:
-        _require(
-            run,
-            wait_for(lambda: run.step() >= at + FROM, RUNS_WITHIN_S),
-            f"{name}: no step any more",
-        )
+    row: Row = {"fault": name, "at_step": step}
+    if name in SURVIVED:
+        _require_step(run, step + MIN_STEPS, f"{name}: no step any more")
         _require(run, len(site.store.requests) > 0, f"{name}: nothing was asked of the storage")
         site.undo.pop()()
-        return {
-            **row,
-            "happens": "continues",
-            "seconds_lost": round(time.monotonic() - started, 1),
-            "steps_lost": 0,
-        }
-    ended = run.ends_within(ENDS_WITHIN_S + (STARTS_WITHIN_S if name.startswith("storage") else 0))
+        row["happens"] = "continues"
+        row["seconds_lost"] = round(time.monotonic() - started, 1)
+        row["steps_lost"] = 0
+        return row
+    limit = ENDS_WITHIN_S
+    if name.startswith("storage"):
+        # The run was started on new nodes.
+        limit += STARTS_WITHIN_S
+    has_ended = run.ends_within(limit)
     row["seconds_to_end"] = round(time.monotonic() - started, 1)
     row["exit_codes"] = " ".join(map(str, run.wait(0)))
-    said = re.findall(r"^(?:error: |interrupted|Stopped).*", run.said().replace("\r", "\n"), re.M)
-    row["message"] = (
-        re.sub(rf"\S*/{SCRATCH}[^/]*/", "", said[-1]) if said else ""
-    )  # as on any machine
-    if not ended:
+    row["message"] = _last_message(run)
+    if not has_ended:
         row["left_running"] = len(run.processes())
     reached = run.step()
     run.kill()
@@ -263,26 +287,40 @@ def _inject(site: Site, run: Run, name: str, dice: random.Random, last: int) -> 
         site.undo.pop()()
     saved = run.saved_step()
     run.start()
-    again = wait_for(lambda: run.step() > reached or run.saved_step() >= last, RUNS_WITHIN_S)
-    _require(run, again, f"after {name} the run does not resume")
-    row["happens"] = "ends, resumes" if ended else "killed after a minute, resumes"
+    resumes = wait_for(lambda: run.step() > reached or run.saved_step() >= last, RUNS_WITHIN_S)
+    _require(run, resumes, f"after {name} the run does not resume")
+    row["happens"] = "ends, resumes" if has_ended else "killed after a minute, resumes"
     row["seconds_lost"] = round(time.monotonic() - started, 1)
     row["steps_lost"] = max(0, reached - saved)
     return row
 
 
-def _require(run: Run, fine: bool, claim: str) -> None:
-    if not fine:
-        raise InputError(f"{claim}; the run said:\n{run.said()[-4000:]}")
+def _last_message(run: Run) -> str:
+    """Return the last sentence of a run, without the folder, which differs from run to run."""
+    output = run.said().replace("\r", "\n")
+    messages = re.findall(r"^(?:error: |interrupted|Stopped).*", output, re.M)
+    if not messages:
+        return ""
+    return re.sub(rf"\S*/{SCRATCH}[^/]*/", "", messages[-1])
 
 
-def _require_end(run: Run, claim: str) -> None:
-    _require(run, run.ends_within(RUNS_WITHIN_S) and set(run.wait(0)) == {0}, claim)
+def _require(run: Run, is_fine: bool, problem: str) -> None:
+    if not is_fine:
+        raise InputError(f"{problem}; the run said:\n{run.said()[-4000:]}")
+
+
+def _require_step(run: Run, step: int, problem: str) -> None:
+    _require(run, wait_for(lambda: run.step() >= step, RUNS_WITHIN_S), problem)
+
+
+def _require_end(run: Run, problem: str) -> None:
+    _require(run, run.ends_within(RUNS_WITHIN_S) and set(run.wait(0)) == {0}, problem)
 
 
 def make_shards(folder: Path) -> Path:
     """Make four shards of sixteen synthetic videos."""
-    videos, shards = str(folder / "videos"), folder / "shards"
+    videos = str(folder / "videos")
+    shards = folder / "shards"
     synthetic_videos.main(
         [videos, "--num-videos=16", "--size=64", "--num-frames=32", "--classes", "right", "left"]
     )
@@ -307,20 +345,20 @@ def main() -> int:
             if options.count:
                 names = random.Random(options.seed).choices(names, k=options.count)
             rows, differs = inject_all(site, names, options.seed)
+    left_running = [row for row in rows if row.get("left_running") and row["fault"] != FROZEN]
+    network = "network namespaces" if site.net.can_cut else "loopback"
     about: dict[str, Any] = {
         "command": f"python tests/cluster/faults.py --count {options.count} --seed {options.seed}",
-        "nodes": f"{NODES} × 1 ranks, {'network namespaces' if site.net.can_cut else 'loopback'}",
+        "nodes": f"{NODES} × 1 ranks, {network}",
         "faults": len(rows),
-        "left_running": sum(
-            1 for row in rows if row.get("left_running") and row["fault"] != FROZEN
-        ),
+        "left_running": len(left_running),
         "differs_from_an_undisturbed_run": differs
         or "nothing: losses of all steps and weights, bit by bit",
     }
     name = f"{options.count}_random_seed_{options.seed}" if options.count else "each_kind"
     Report(name, RESULTS / "cpu/faults", torch.device("cpu"), **about).write(rows)
     print(f"{len(rows)} faults; differs: {differs or 'nothing'}")
-    return 1 if differs or about["left_running"] else 0
+    return 1 if differs or left_running else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Machines that are none: network namespaces joined by a bridge, whose cables can be cut, or else the loopback."""
+"""Simulated machines: network namespaces on a bridge, with cables to cut, or else the loopback."""
 
 import os
 import subprocess
@@ -8,14 +8,19 @@ from torchrun import Machine
 
 
 class Network:
-    """Machines with an address and a cable each; all on the loopback, where nothing can be cut, if no namespaces may be
-    made, which root mostly may. A context manager."""
+    """A context manager that makes machines with an address and a cable each.
+
+    Where no namespaces may be made (root mostly may), all are on the loopback, and nothing can be
+    cut.
+    """
 
     def __init__(self, count: int) -> None:
-        number = os.getpid() % 60_000  # several clusters on one machine do not meet
+        # Several clusters on one machine must not meet: the process says which subnet and names.
+        number = os.getpid() % 60_000
         subnet = f"10.{200 + number // 250 % 50}.{number % 250}"
         self.can_cut = True
-        self.outside = f"{subnet}.254"  # the address of what runs on none of the machines
+        # The address of what runs on none of the machines.
+        self.outside = f"{subnet}.254"
         self._bridge = f"ab{number}"
         self._names = [f"adamae-{number}-{node}" for node in range(count)]
         self._cables = [f"a{number}n{node}" for node in range(count)]
@@ -37,15 +42,16 @@ class Network:
                 _ip("-n", name, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError):
             self.__exit__()
-            self.can_cut, self.outside = False, "127.0.0.1"
+            self.can_cut = False
+            self.outside = "127.0.0.1"
             self.machines = [Machine() for _ in self.machines]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for command in (
-            *(["netns", "del", name] for name in self._names),
-            ["link", "del", self._bridge],
-        ):
+        commands = [["netns", "del", name] for name in self._names]
+        commands.append(["link", "del", self._bridge])
+        for command in commands:
+            # If not all could be made, what is there goes.
             with suppress(OSError, subprocess.CalledProcessError):
                 _ip(*command)
 

@@ -1,10 +1,11 @@
-"""launch/: the files are valid, and the commands in them train, stop and resume; a run gets over a fault."""
+"""launch/: files are valid, their commands train, stop and resume, and a run survives a fault."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import kubernetes_validate
@@ -20,10 +21,18 @@ from adamae.training.config import parse
 LAUNCH = ROOT / "launch"
 STEPS = 40
 
+# Slurm's commands, for two nodes that are this machine.
 FAKES = {
-    "scontrol": 'case $1 in show) echo 127.0.0.1; echo 127.0.0.1;; requeue) echo "$2" >> "$FAKES/requeued";; esac',
+    "scontrol": """
+        case $1 in
+            show) echo 127.0.0.1; echo 127.0.0.1;;
+            requeue) echo "$2" >> "$FAKES/requeued";;
+        esac""",
     # As on a cluster, all processes of the steps are signaled: torchruns and their workers.
-    "scancel": 'for task in $(cat "$FAKES/tasks"); do kill -TERM $task $(ps -o pid= --ppid $task); done',
+    "scancel": """
+        for task in $(cat "$FAKES/tasks"); do
+            kill -TERM $task $(ps -o pid= --ppid $task)
+        done""",
     "srun": """
         while [[ $1 == --* ]]; do shift; done
         for ((node = 0; node < SLURM_NNODES; node++)); do
@@ -35,40 +44,48 @@ FAKES = {
 }
 
 
-KUBERNETES, SKYPILOT = (
-    yaml.safe_load((LAUNCH / f"{name}.yaml").read_text()) for name in ("kubernetes", "skypilot")
-)
-POD = KUBERNETES["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
-    0
-]
+KUBERNETES = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
+SKYPILOT = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+(REPLICATED_JOB,) = KUBERNETES["spec"]["replicatedJobs"]
+POD = REPLICATED_JOB["template"]["spec"]["template"]["spec"]["containers"][0]
 POD_VARIABLES = {variable["name"]: variable.get("value", "") for variable in POD["env"]}
 
 
-def launch(
-    command: list[str], run: Path, log: Path, stop_at: int = 0, number: int = 0, **environment: str
-) -> int:
-    """Run one of the commands, which is sent the signal `number` when the step `stop_at` is over; its exit code."""
-    path = f"{environment.get('FAKES', '')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    everything = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **environment}
-    process = subprocess.Popen(
-        command,
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-        env=everything,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
-        if stop_at:
-            assert wait_for(
-                lambda: len(read_rows(run)) >= stop_at or process.poll() is not None, 200
-            )
-            assert process.poll() is None, log.read_text()
-            process.send_signal(number)
-        return process.wait(200)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+@dataclass
+class Command:
+    """One of the commands in launch/, with its environment."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    run: Path
+    log: Path
+
+    def launch(self, stop_at: int = 0, signal_number: int = 0) -> int:
+        """Return the exit code; a signal is sent after the step `stop_at`, if it is not 0."""
+        fakes = self.environment.get("FAKES", "")
+        path = f"{fakes}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **self.environment}
+        process = subprocess.Popen(
+            self.arguments,
+            stdout=self.log.open("wb"),
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+        def has_stepped_or_ended() -> bool:
+            return len(read_rows(self.run)) >= stop_at or process.poll() is not None
+
+        try:
+            if stop_at:
+                assert wait_for(has_stepped_or_ended, 200)
+                assert process.poll() is None, self.log.read_text()
+                process.send_signal(signal_number)
+            return process.wait(200)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -95,65 +112,57 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
         "SLURM_JOB_NODELIST": "two nodes",
         "SLURM_NNODES": "1",
         "SLURM_CPUS_PER_TASK": "2",
+        "FAKES": str(fakes),
     }
-    command = ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"]
-    assert (
-        launch(command, run, tmp_path / "slurm.log", 2, signal.SIGUSR1, FAKES=str(fakes), **job)
-        != 0
-    )
+    arguments = ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"]
+    slurm = Command(arguments, job, run, tmp_path / "slurm.log")
+    assert slurm.launch(2, signal.SIGUSR1) != 0
     assert (fakes / "requeued").read_text().split() == [port]
     by_slurm = saved_steps(run)[-1]
-    assert 2 <= by_slurm < STEPS, (tmp_path / "slurm.log").read_text()
+    assert 2 <= by_slurm < STEPS, slurm.log.read_text()
 
     alone = {"NODES": "1", "PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
-    command = [part.replace("29500", str(free_port())) for part in POD["command"]]
-    command += [*settings, "batch_size=4"]
-    pod = {**POD_VARIABLES, **alone}
-    assert (
-        launch(command, run, tmp_path / "kubernetes.log", by_slurm + 2, signal.SIGTERM, **pod) != 0
-    )
+    arguments = [part.replace("29500", str(free_port())) for part in POD["command"]]
+    arguments += [*settings, "batch_size=4"]
+    kubernetes = Command(arguments, {**POD_VARIABLES, **alone}, run, tmp_path / "kubernetes.log")
+    assert kubernetes.launch(by_slurm + 2, signal.SIGTERM) != 0
     by_kubernetes = saved_steps(run)[-1]
-    assert by_slurm < by_kubernetes < STEPS, (tmp_path / "kubernetes.log").read_text()
+    assert by_slurm < by_kubernetes < STEPS, kubernetes.log.read_text()
 
-    variables = {name: value or "" for name, value in SKYPILOT["envs"].items()}
     config = tmp_path / "config.yaml"
     shutil.copy(run / "config.yaml", config)
-    given = {
+    variables = {name: value or "" for name, value in SKYPILOT["envs"].items()}
+    variables |= {
         "CONFIG": str(config),
         "SHARDS": str(synthetic_shards),
         "RUN": str(run),
         "PYTHON": sys.executable,
-    }
-    machines = {
+        "MORE": "batch_size=4",
         "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
         "SKYPILOT_NUM_NODES": "1",
         "SKYPILOT_NODE_RANK": "0",
     }
-    command = ["bash", "-c", SKYPILOT["run"].replace("29500", str(free_port()))]
-    sky = {**variables, **given, "MORE": "batch_size=4", **machines}
-    assert launch(command, run, tmp_path / "sky.log", **sky) == 0, (
-        tmp_path / "sky.log"
-    ).read_text()
+    arguments = ["bash", "-c", SKYPILOT["run"].replace("29500", str(free_port()))]
+    sky = Command(arguments, variables, run, tmp_path / "sky.log")
+    assert sky.launch() == 0, sky.log.read_text()
     assert saved_steps(run)[-1] == STEPS
     assert [row["step"] for row in read_rows(run)] == list(range(1, STEPS + 1))
 
 
 def test_slurm_warns_the_script_and_may_requeue_it() -> None:
-    options = (
-        (LAUNCH / "slurm.sbatch").read_text().partition("set -uo")[0]
-    )  # sbatch reads none behind a command
+    # sbatch reads no option behind the first command.
+    options, _, _ = (LAUNCH / "slurm.sbatch").read_text().partition("set -uo")
     for option in ("--ntasks-per-node=1", "--signal=B:USR1@", "--requeue"):
         assert f"\n#SBATCH {option}" in options
 
 
 def test_kubernetes_knows_all_fields_of_the_jobs() -> None:
     """The JobSet's own definition is no part of Kubernetes; the Job in it is."""
-    [replicated] = KUBERNETES["spec"]["replicatedJobs"]
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "node"},
-        **replicated["template"],
+        **REPLICATED_JOB["template"],
     }
     kubernetes_validate.validate(job, "1.31", strict=True)
     assert job["spec"]["parallelism"] == job["spec"]["completions"] == 1, "a job per node"
@@ -164,8 +173,8 @@ def test_kubernetes_knows_all_fields_of_the_jobs() -> None:
     assert settings["adamae/image"] == POD["image"]
     assert all(type(value) is str for value in settings.values()), "as annotations are"
     assert POD_VARIABLES["PROCESSES"] == POD["resources"]["limits"]["nvidia.com/gpu"]
-    name, job_name = KUBERNETES["metadata"]["name"], replicated["name"]
-    assert POD_VARIABLES["MASTER_ADDR"] == f"{name}-{job_name}-0-0.{name}"
+    name = KUBERNETES["metadata"]["name"]
+    assert POD_VARIABLES["MASTER_ADDR"] == f"{name}-{REPLICATED_JOB['name']}-0-0.{name}"
 
 
 def test_the_configurations_named_exist() -> None:
