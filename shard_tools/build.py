@@ -1,11 +1,13 @@
 """Make a dataset from a list of inputs, or resume where an interrupted run stopped.
 
-The steps are: plan, process videos, write shards, publish. The state of a run lies in OUTPUT/.work:
+The steps are: plan, process videos, write shards, publish. A resumed run offers all videos of the
+incomplete shards to `process_job` (work.py), which skips results that are staged and intact. The
+state of a run lies in OUTPUT/.work:
 
     plan.jsonl                settings, classes, which source goes into which shard; written first,
                               never changed
     items/<shard>/<key>.json  staged results, with their videos, by the shard that they go into;
-                              removed when that is complete
+                              removed when the shard is complete
     shards/<name>.json        a shard that is complete, with the rejects among its inputs
 
 So a run that was killed repeats only what is missing, and ends with the same bytes as one that was
@@ -50,9 +52,9 @@ EMPTY = DatasetInfo(num_samples=0, num_frames=0, num_bytes=0, classes=[], encode
 class Build:
     """One dataset being made, or a part of it.
 
-    With `part` (i, n), this process works on the videos of shards i, i + n, i + 2n, … Samples that
-    are cut out of one video go into any shards: the part that ends last writes all shards that
-    several parts contribute to.
+    With `part` (i, n), this process works on the videos whose first sample goes into one of the
+    shards i, i + n, i + 2n, … The samples that are cut out of one video may go into several shards.
+    The part that ends last writes the shards that several parts contribute to.
     """
 
     def __init__(self, folder: Path, settings: Settings, part: tuple[int, int] = (0, 1)) -> None:
@@ -61,7 +63,7 @@ class Build:
         self.part, self.num_parts = part
         self.plan_file = folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
-        self.info = read_if_described(folder)
+        self.info = read_info_or_empty(folder)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -76,7 +78,7 @@ class Build:
                 f"{self.folder} cannot be made ({error.strerror}): give another output folder"
             ) from error
         path = self.folder / f".part-{self.part}.lock"
-        # On a stack, so that a Timeout of the block itself is not taken for this one.
+        # The stack outlives the `try`: a Timeout that the caller's block raises is not caught here.
         with ExitStack() as stack:
             try:
                 stack.enter_context(_passing_lock(path, wait=False))
@@ -87,15 +89,16 @@ class Build:
             yield
 
     def plan(self, inputs: ItemStore, classes: list[str]) -> Plan | None:
-        """Return the plan of an interrupted run, or one for what the dataset lacks of `inputs`.
+        """Return the plan of an interrupted run, or else one for the inputs that are new.
 
-        Return None if it lacks nothing. Raise InputError if the settings have changed.
+        An input is new if the dataset neither holds nor has rejected it. Return None if none is
+        new. Raise InputError if the settings have changed.
         """
         with lock_folder(self.folder):
-            # Another part may have completed the dataset.
-            self.info = read_if_described(self.folder)
+            # Another part may have completed the dataset since `info` was read.
+            self.info = read_info_or_empty(self.folder)
             if not self.plan_file.exists():
-                # The folder is left if a run was killed right after it had published.
+                # A run that was killed right after it had published leaves this folder behind.
                 shutil.rmtree(self.work_folder, ignore_errors=True)
                 self._save_plan(inputs, classes)
             if not self.plan_file.exists():
@@ -119,7 +122,7 @@ class Build:
             )
 
     def _save_plan(self, inputs: ItemStore, classes: list[str]) -> None:
-        """Write the plan of what is new in `inputs`, if anything is.
+        """Write a plan for the inputs that are new, if there are any.
 
         Raise InputError if `inputs` contradict the dataset or the settings.
         """
@@ -134,10 +137,11 @@ class Build:
         names = classes or assign_class_ids(inputs.labels(), stored_classes)
         rejects = set(read_rejects(self.folder))
         if self.settings.clip_seconds:
-            # With the pieces of a video, the video itself counts as rejected.
+            # A video counts as rejected if one of its pieces was.
             rejects |= {split_name(name)[0] for name in rejects}
         inputs.mark_stored(self._list_stored(), rejects)
-        # A video with another size or other labels than before would not be stored again.
+        # A stored video whose size or labels have changed is not new, so it would keep
+        # the old ones.
         change = inputs.find_change()
         if change:
             raise InputError(f"{self.folder} holds {change}: give another output folder")
@@ -153,7 +157,7 @@ class Build:
 
     def _refuse_frame_folders(self, inputs: ItemStore) -> None:
         """Raise InputError if `inputs` are folders of frames, which come without a frame rate."""
-        # The first one tells: an input holds folders of frames or videos.
+        # The first item is enough: all items of an input are folders of frames, or none is.
         item = next(inputs.new(), None)
         if item is None or not isinstance(item.location, str):
             return
@@ -179,7 +183,7 @@ class Build:
                     labels = tuple(self.info.classes[label] for label in sample.labels)
                 yield sample.source, sample.segment, labels, sample.source_size
                 if self.settings.clip_seconds and sample.segment:
-                    # With a piece of it, a whole video counts as stored.
+                    # A video counts as stored if one of its pieces is.
                     yield sample.source, "", labels, sample.source_size
 
     def run(
@@ -190,21 +194,23 @@ class Build:
     ) -> Iterator[Item]:
         """Process this part's videos and yield each item with its result.
 
-        Each shard is written as soon as its items are there. Raise OSError if the disk fails.
+        Each shard is written as soon as all of its items are staged. Raise OSError if the disk
+        fails.
         """
         num_remaining = dict(plan.shards)
         for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
                 raise result
             for stem, planned in job.items.items():
-                # What was finished before the worker died or took too long is kept.
+                # Items that were staged before the worker died or took too long are kept. The
+                # others are rejected.
                 item = read_staged(stem)
                 if item is None:
                     item = reject(planned, str(result))
                     stage(item, stem)
                 yield item
                 num_remaining[item.shard] -= 1
-                # A shard of which another part makes some samples does not come to zero here.
+                # The count of a shard that another part contributes to does not reach 0 here.
                 if num_remaining[item.shard] == 0:
                     self._finish_shard(plan, item.shard)
 
@@ -234,7 +240,7 @@ class Build:
     def _folder_of(self, shard: str) -> Path:
         """Return the folder of a shard's staged results.
 
-        Each shard has its own: looking up a file takes the longer, the more a folder holds.
+        Each shard has its own folder: the more files a folder holds, the longer a lookup takes.
         """
         return self.work_folder / "items" / shard.removesuffix(".tar")
 
@@ -278,11 +284,11 @@ class Build:
         shutil.rmtree(self._folder_of(shard), ignore_errors=True)
 
     def finish(self, plan: Plan) -> int | None:
-        """Publish the dataset once all parts are done; before that, return one that is not."""
+        """Publish the dataset if all parts are done, else return the number of one that is not."""
         with lock_folder(self.folder):
             if not self.plan_file.exists():
-                # Another part has published it.
-                self.info = read_if_described(self.folder)
+                # Another part has published the dataset.
+                self.info = read_info_or_empty(self.folder)
                 return None
             missing = self._missing(plan)
             for video in plan.videos():
@@ -300,7 +306,7 @@ class Build:
 
     def _publish(self, plan: Plan) -> None:
         """Add the planned shards to the dataset, and remove the state of the run."""
-        # A run that was killed right after publishing may have put some in already.
+        # A run that was killed right after publishing may have added planned shards already.
         shards = [shard for shard in self.info.shards if shard.name not in plan.shards]
         rejected = read_rejects(self.folder) | plan.rejected
         for name in plan.shards:
@@ -322,7 +328,7 @@ class Build:
         for source, reason in sorted(rejected.items()):
             lines.append(json.dumps({"source": source, "reason": reason}) + "\n")
         write_text(self.folder / REJECTED_FILE, "".join(lines))
-        # Files that a killed run was writing.
+        # Remove the files that a killed run was writing.
         for path in self.folder.glob(".*.partial"):
             path.unlink()
         # While the plan is there, the run can be repeated, so it stays until all is published.
@@ -330,8 +336,8 @@ class Build:
         shutil.rmtree(self.work_folder)
 
 
-def read_if_described(folder: Path) -> DatasetInfo:
-    """Read `dataset.json`; without it, return an empty dataset."""
+def read_info_or_empty(folder: Path) -> DatasetInfo:
+    """Read `dataset.json`; return EMPTY if the folder has none."""
     return read_dataset_info(folder) if has_dataset_json(folder) else EMPTY
 
 
@@ -341,15 +347,16 @@ def list_sources(folder: Path) -> Iterator[str]:
     if plan_file.exists():
         for video in Plan(plan_file).videos():
             yield video[0].source
-    for shard in read_if_described(folder).shards:
+    for shard in read_info_or_empty(folder).shards:
         for sample in read_samples(folder, shard):
             yield sample.source
 
 
 def read_rejects(folder: Path) -> dict[str, str]:
-    """Read reasons by source from `rejected.jsonl`; none without it, so that all are tried again.
+    """Read the reasons by source from `rejected.jsonl`.
 
-    Raise InputError if the file is damaged.
+    Return {} if there is no such file: a user who removes it has its videos tried again. Raise
+    InputError if it is damaged.
     """
     path = folder / REJECTED_FILE
     if not path.exists():
@@ -374,7 +381,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def _passing_lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold an exclusive lock, and remove its file from the dataset at the end.
 
-    A process that waits for a file that has been removed makes a new one, and waits for that.
+    A process that was waiting for the removed file makes a new one, and waits for its lock.
     """
     with exclusive_lock(path, wait=wait):
         try:

@@ -1,4 +1,4 @@
-"""What cells and objects of a list say: paths, labels, times and segments, whatever their form."""
+"""Read the paths, labels, times and segments in the cells and JSON objects of lists."""
 
 import json
 import math
@@ -27,35 +27,36 @@ MISSING = {"", "nan", "na", "n/a", "null", "<na>", "#n/a"}
 WHOLE = re.compile(r"-?\d+(\.0+)?")
 # Whole numbers in one cell: 3, or 0,2,4.
 NUMBERS = re.compile(r"\d+(\s*[;|, ]\s*\d+)*")
-# What stands between the start and the end of a segment in one cell.
+# The text between the start and the end of a segment in one cell.
 RANGE = re.compile(r"\s*(?:-|–|~|,|\bto\b)\s*")
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:[.,]\d+)?)")
-# What may stand between labels; the first that is in a cell does.
+# Characters that may separate labels; the first of these that any cell has is tried.
 SEPARATORS = "|;,"
-# Words of a label, where a cell has several; longer texts are captions.
+# The most words of a label in a cell of several; cells with longer parts are captions.
 MAX_WORDS = 4
-# Half of a surrogate pair: JSON can name it, and no file can be called so.
+# Half of a surrogate pair, which JSON can write and no file name can hold. U+DC80 to U+DCFF are
+# left out: Python reads bytes that are not UTF-8 as these.
 HALF_A_PAIR = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-# Keys beside or around a list of objects.
+# Keys that show that an object wraps a list: they name the list, or facts beside it.
 WRAPPERS = {"info", "version", "data", "videos", "annotations", "annotation"}
-# Keys of an object that is one video, not several by their ids.
+# Keys of an object that describes one video; an object without them maps ids to videos.
 ONE_VIDEO = set("path filename video videopath videoid videouid vidname vid id".split())
-# Keys of annotations, each of which is a sample, whether it has times or not.
+# Keys of an object or a list of objects, each of which is a sample, with or without times.
 ANNOTATIONS = {"annotations", "annotation"}
-# Keys of objects which are samples if they have times.
+# Keys of lists of objects, each of which is a sample if any of them has times.
 PARTS = set(
     """
     segments segment clips clip steps events actions actioninstances narratedactions instances
     moments intervals labels languagequeries""".split()
 )
-# In names of columns whose pairs of numbers are segments.
+# Parts of the names of columns in which lists of pairs are segments.
 TIMES = re.compile(
     "segment|time|span|clip|window|moment|event|interval|shot|action|range|phase|step"
 )
-# Names of all columns that say where a segment is.
+# The names of columns of starts, ends, pairs and lengths of segments.
 SEGMENT_COLUMNS = re.compile(f"{STARTS}|{ENDS}|{'|'.join(PAIRS | LENGTHS)}")
 
-# Cells: text, or whatever JSON and Parquet hold.
+# The cells of a row: text, or any value that JSON or Parquet can hold.
 Row = Sequence[Any]
 
 
@@ -63,14 +64,14 @@ class Times(NamedTuple):
     """The columns that say where a segment begins and ends."""
 
     start: int
-    # That of the start, if it holds pairs.
+    # The same column as `start` if its cells hold [start, end]; None if there is only a start.
     end: int | None
-    # Seconds (or frames) per unit.
+    # Seconds (or frames, with `in_frames`) per unit of the cells: 0.001 for milliseconds.
     scale: float = 1
     in_frames: bool = False
-    # The second column is a length.
+    # Whether the column `end` holds lengths.
     is_length: bool = False
-    # The length where there is no end.
+    # The length of a segment whose end is missing.
     length: float = math.inf
     # The number of the first frame.
     first: int = 0
@@ -84,14 +85,14 @@ def get_cell(row: Row, column: int | None) -> Any:
 
 
 def to_text(cell: Any) -> str:
-    """Return a cell as text for people; bytes that were not UTF-8 are taken for Windows-1252."""
+    """Return a cell as text to be shown; bytes that are not UTF-8 are read as Windows-1252."""
     if isinstance(cell, (dict, list)):
         return json.dumps(cell, ensure_ascii=False)
     if not isinstance(cell, str):
         return str(cell)
     if not SURROGATES.search(cell):
         return cell.strip()
-    # Surrogates are escaped bytes, which can be had back, or half a pair, which is lost.
+    # A surrogate is an escaped byte, which can be restored, or half of a pair, which cannot.
     errors = "surrogateescape"
     if HALF_A_PAIR.search(cell):
         errors = "replace"
@@ -100,7 +101,7 @@ def to_text(cell: Any) -> str:
 
 
 def to_path(cell: Any) -> str:
-    """Return a cell as a path, with the very bytes of the list; "" if it is missing."""
+    """Return a cell as a path, with the list's bytes unchanged; "" if the cell is None."""
     if cell is None:
         return ""
     if isinstance(cell, str):
@@ -116,7 +117,7 @@ def is_missing(cell: Any) -> bool:
 
 
 def parse_time(cell: Any) -> float | None:
-    """Read seconds, a frame's number or hh:mm:ss.mmm; None if it is none of them."""
+    """Read a number (of seconds or of a frame) or hh:mm:ss.mmm; return None for other cells."""
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
     text = str(cell).strip()
@@ -130,10 +131,10 @@ def parse_time(cell: Any) -> float | None:
 
 
 def parse_nested(cell: Any) -> Any:
-    """Read the text of a list or an object, as JSON or Python write it; return others unchanged."""
+    """Read the text of a list or an object, in JSON or Python; return other cells unchanged."""
     value = cell
     if isinstance(cell, str) and cell.startswith(("[", "(", "{")):
-        # Tables that Python wrote hold ['a', 'b'], which is no JSON.
+        # Tables that were written in Python hold ['a', 'b'], which is not JSON.
         for parse in (json.loads, literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
                 value = parse(cell)
@@ -144,9 +145,9 @@ def parse_nested(cell: Any) -> Any:
 
 
 def parse_pair(cell: Any) -> list[Any]:
-    """Return the start and the end of a segment; nothing if a cell does not hold both.
+    """Return [start, end] of a segment; [] if the cell does not hold both.
 
-    It is ["00:01", "00:04"] of "00:01 - 00:04", and [1.5, 2] of "[1.5, 2]" or [1.5, 2].
+    "00:01 - 00:04" gives ["00:01", "00:04"]; "[1.5, 2]" and [1.5, 2] both give [1.5, 2].
     """
     if isinstance(cell, str) and not cell.startswith(("[", "(")):
         values = re.split(RANGE, cell.strip())
@@ -160,24 +161,23 @@ def parse_pair(cell: Any) -> list[Any]:
 
 
 def read_label(cell: Any) -> str | None:
-    """Return a label as text; None if there is none."""
+    """Return the label of a cell as text; None if the cell is missing."""
     if is_missing(cell):
         return None
     text = to_text(cell)
     if not text.isascii():
-        # Composed and decomposed letters look alike.
+        # A composed letter (é) and a decomposed one (e and an accent) look the same.
         text = unicodedata.normalize("NFC", text)
     if WHOLE.fullmatch(text):
-        # pandas makes 1.0 of 1 in columns that lack some.
+        # pandas writes 1 as 1.0 if other rows of the column have no value.
         text = text.partition(".")[0]
     return text
 
 
 def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
-    """Return the labels of a cell, sorted; None if it is missing.
+    """Return the labels of a cell, sorted; None if the cell is missing.
 
-    `separator` is None where a cell is one label, "" where it is a list, else what stands between
-    the labels.
+    `separator` is None if a cell is one label, "" if it is a list, else the text between labels.
     """
     if separator is None or is_missing(cell):
         label = read_label(cell)
@@ -187,7 +187,7 @@ def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
         parts = str(cell).split(separator) if separator else [str(cell)]
     labels = set()
     for part in parts:
-        # Of [class, start, end], the class.
+        # A part may be [class, start, end].
         label = read_label(part[0] if isinstance(part, list) and part else part)
         if label is not None:
             labels.add(label)
@@ -195,11 +195,12 @@ def read_labels(cell: Any, separator: str | None) -> tuple[str, ...] | None:
 
 
 def find_separator(texts: list[str], is_named: bool) -> str | None:
-    """Return what stands between several labels of a cell, None if there is one label.
+    """Return the text between several labels of a cell; None if a cell is one label.
 
-    `is_named` says that the column is called `labels`. Names of classes hold commas, too: these
-    have a space behind, and the parts are no labels of other rows. So the comma of "run, walk"
-    separates if another row is "run", and that of "dog, barking" does not.
+    `is_named` says that the column's name is a plural, such as `labels`. Commas may also be part of
+    class names. If some comma has a space behind it, commas separate labels only if each part is
+    the whole label of some row: "run, walk" is two labels if other rows are "run" and "walk", and
+    "dog, barking" is one label.
     """
     separator = None
     for mark in SEPARATORS:
@@ -224,7 +225,7 @@ def find_separator(texts: list[str], is_named: bool) -> str | None:
 
 
 def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
-    """Return the segment of a row, None if it is the whole video, and the problem if it has one."""
+    """Return the segment of a row (None: the whole video), and a problem (None: no problem)."""
     first = get_cell(row, times.start)
     last = get_cell(row, times.end)
     if times.start == times.end and not is_missing(first):
@@ -242,7 +243,7 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
     if start >= times.first:
         start -= times.first
     start *= times.scale
-    # VideoMAEv2 writes -1 for a segment up to the end.
+    # VideoMAEv2 writes -1 for a segment that ends with the video.
     if end in (-1, math.inf):
         end = start + times.length
     else:
@@ -255,7 +256,7 @@ def read_segment(row: Row, times: Times) -> tuple[Segment | None, str | None]:
 
 
 def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
-    """Return the cells of some columns as a JSON object by name, "" if all are missing."""
+    """Return the cells of `columns` as a JSON object by name; "" if all of them are missing."""
     fields = {}
     for column in columns:
         if column >= len(row) or is_missing(row[column]):
@@ -268,16 +269,17 @@ def dump_fields(names: list[str], row: Row, columns: list[int]) -> str:
 
 
 def list_records(value: Any, where: str) -> list[Any]:
-    """Return the entries of a list, of an object by id, or of what either is wrapped in.
+    """Return the records of a list, or of an object whose keys are ids; either may be wrapped.
 
-    {"version": "1", "videos": [a, b]} has a and b, {"x": {"label": 0}} has {"id": "x", "label": 0},
-    and {"x": [0, 1]} has ["x", 0] and ["x", 1]. Raise InputError if an object holds several lists.
+    {"version": "1", "videos": [a, b]} has the records a and b; {"x": {"label": 0}} has
+    {"id": "x", "label": 0}; {"x": [0, 1]} has ["x", 0] and ["x", 1]. Raise InputError if an object
+    wraps several lists.
     """
     if isinstance(value, list):
         return value
     if any(to_key(name) in ONE_VIDEO and isinstance(entry, str) for name, entry in value.items()):
         return [value]
-    # ActivityNet's, HACS', THUMOS', COIN's
+    # ActivityNet, HACS, THUMOS and COIN wrap their records so.
     database = value.get("database")
     if isinstance(database, dict):
         value = database
@@ -300,7 +302,9 @@ def list_records(value: Any, where: str) -> list[Any]:
 
 
 def unfold(record: Any) -> list[Any]:
-    """Return an object once per annotation in it, or per segment of its lists, else itself.
+    """Return an object for each annotation in a record, or for each segment of its parallel lists.
+
+    Return [record] if it has neither.
 
     {"id": "v", "annotations": [{"label": 0}, {"label": 1}]} becomes {"id": "v", "label": 0} and
     {"id": "v", "label": 1}. {"id": "v", "start": [1, 3], "end": [2, 4]} becomes {"id": "v",
@@ -319,7 +323,7 @@ def unfold(record: Any) -> list[Any]:
             for entry in entries:
                 parts.extend(unfold(_join(outer, name, entry)))
             return parts
-    # ActivityNet Captions, HowTo100M and Panda-70M have parallel lists: segments, sentences, ….
+    # ActivityNet Captions, HowTo100M and Panda-70M have parallel lists: times, sentences, ….
     lengths = {len(value) for name, value in values.items() if _are_times(to_key(name), value)}
     if len(lengths) != 1:
         return [record]
@@ -333,15 +337,16 @@ def unfold(record: Any) -> list[Any]:
 
 
 def _join(outer: dict[str, Any], name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of a part of a video: its own times and labels, but the video's id.
+    """Join the record of a part of a video to the video's: the part's times, the video's id.
 
-    Of {"id": "v", "duration": 9}, and {"id": 3, "segment": [1, 2]} in its "steps", this is
+    `outer` is the video, without its list `name`; `entry` is an entry of the list. The part
+    {"id": 3, "segment": [1, 2]} of "steps" and the video {"id": "v", "duration": 9} give
     {"id": "v", "video's duration": 9, "steps id": 3, "segment": [1, 2]}.
     """
     own = {}
     for key, value in entry.items():
         if key in outer and to_key(key) in PATHS:
-            # The id of a part is not that of its video.
+            # The part's id must not replace the video's id.
             key = f"{name} {key}"
         own[key] = value
     joined = {}
@@ -355,7 +360,7 @@ def _join(outer: dict[str, Any], name: str, entry: dict[str, Any]) -> dict[str, 
 
 
 def has_times(entry: Mapping[str, Any]) -> bool:
-    """Return whether an object says where a segment is, itself or in a list of objects."""
+    """Return whether an object has the times of a segment, itself or in a list of objects."""
     for name, value in entry.items():
         key = to_key(name)
         if re.fullmatch(STARTS, key) and parse_time(value) is not None:
@@ -368,7 +373,7 @@ def has_times(entry: Mapping[str, Any]) -> bool:
 
 
 def holds_segments(name: str, cell: Any) -> bool:
-    """Return whether a cell says where segments are, inside of lists or objects."""
+    """Return whether a cell of the column `name` has times of segments, at any depth."""
     value = parse_nested(cell)
     key = to_key(name)
     if isinstance(value, dict):
@@ -393,7 +398,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _are_annotations(name: str, value: Any) -> bool:
-    """Return whether the objects of a list are samples of their own."""
+    """Return whether `value`, which has the key `name`, is a list of objects that are samples."""
     if not _are_objects(value):
         return False
     if name in ANNOTATIONS:
@@ -402,7 +407,7 @@ def _are_annotations(name: str, value: Any) -> bool:
 
 
 def _are_times(key: str, value: Any) -> bool:
-    """Return whether a list holds segments, or the starts or the ends of some, by its name."""
+    """Return whether a list of the name `key` holds pairs, starts or ends of segments."""
     if not isinstance(value, list) or not value:
         return False
     if key in PAIRS:

@@ -1,4 +1,7 @@
-"""Find what each column of a list is: as the options say, its format, or its name and contents."""
+"""Decide what each column of a list holds.
+
+The options decide first, then the list's format, then the column's name and cells.
+"""
 
 import math
 import re
@@ -21,15 +24,15 @@ from adamae.shard_tools.inputs.vocabulary import get_unit, to_key
 
 GIVE_LABEL = "give --label-column (a name, or a number from 1), or --unlabeled"
 GIVE_TIMES = "give --start-column and --end-column, or --start-column none"
-# The text of a list or an object.
+# The text of a list or an object, as JSON or Python write it.
 NESTED = re.compile(r"\[.*\]|\{.*\}", re.DOTALL)
-# Columns that a message names.
+# The most columns that a message names.
 NUM_NAMED = 30
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column of a list is what, by numbers from 0; None where there is none."""
+    """What the columns of a list hold: column numbers from 0; None if there is no such column."""
 
     names: list[str]
     format: Format
@@ -37,24 +40,28 @@ class Columns:
     label: int | None
     times: Times | None
     subset: int | None
-    # Says which rows are left out, by Format.left_out.
-    sign: int | None
-    # All that have a name but path, label and times: they are kept with each sample.
+    # The column whose value Format.left_out marks a row to skip.
+    exclusion: int | None
+    # The other columns with a name, the subset among them; their cells are kept with each sample.
+    # Columns of a list without a header are named too: "column 3".
     fields: list[int]
-    # What stands between labels of a cell; "": cells are lists; None: a cell is one label.
+    # How a cell holds labels:
+    # - None: it is one label.
+    # - "": it is a list of labels.
+    # - Other text: it is labels with this text between them.
     separator: str | None
-    # The folder of a file is its label.
+    # Whether a file's label is the name of its folder.
     label_is_folder: bool
-    # The label of all rows, by the name of the list.
+    # The label of all rows, which the name of the list gives.
     constant_label: str | None
 
 
 def find_columns(table: Table, options: ListOptions, finder: Finder) -> Columns:
-    """Find what the columns of a list are.
+    """Decide what the columns of a list hold.
 
     Columns that options name come first, then those that the format of the list names, then those
-    that are called as in the vocabulary. Raise InputError, with the first row, where they are not
-    clear.
+    whose names are in the vocabulary. Raise InputError, with the list's first row, where two
+    columns fit, or if no column can be the path.
     """
     return _Search(table, options, finder).find()
 
@@ -62,8 +69,8 @@ def find_columns(table: Table, options: ListOptions, finder: Finder) -> Columns:
 class _Search:
     """The search for the columns of one list.
 
-    A column is what the first step that asks for it makes of it: `_used` holds the numbers of those
-    that were found, and `_free` are the others.
+    The first step that claims a column keeps it, since later steps look only at `_unclaimed`.
+    Options are the exception: they may name a column that is claimed already.
     """
 
     def __init__(self, table: Table, options: ListOptions, finder: Finder) -> None:
@@ -89,33 +96,35 @@ class _Search:
             Column(number, name, roles.get(key, key), table.sample)
             for number, (name, key) in enumerate(zip(self.names, keys, strict=True))
         ]
-        self._used: set[int] = set()
+        # The numbers of the columns that a step has claimed.
+        self._claimed: set[int] = set()
         self.path = self._find_path()
-        self._use(self.path)
+        self._claim(self.path)
 
     def find(self) -> Columns:
-        """Find each column, in an order that matters: what is found is nothing else afterwards."""
+        """Claim each column. The order matters: a claimed column is not offered again."""
         options = self.options
         label_is_folder = options.label == FOLDER and FOLDER not in self.names
         label = None if label_is_folder else self._resolve("label", options.label)
-        self._use(label)
+        self._claim(label)
         times = self._resolve_times()
-        self._use_times(times)
-        # Without a header, the format follows from the columns that no option names.
+        self._claim_times(times)
+        # The format of a list without a header follows from the columns that no option names.
         if not self.table.columns:
             self.format = self._find_layout()
         if self.format.error:
             raise self.error(self.format.error, self.format.fix)
-        # One of both options is enough to say that no other column holds times.
-        if not options.start and not options.end:
+        # Either option (even `none`) turns the search off.
+        if options.start is None and options.end is None:
             times = self._find_times()
-            self._use_times(times)
-        subset = self._take(vocabulary.SUBSETS)
-        sign = self._take(["sign"]) if self.format.left_out else None
+            self._claim_times(times)
+        subset = self._claim_first(vocabulary.SUBSETS)
+        exclusion = self._claim_first(["exclusion"]) if self.format.left_out else None
         if label is None and not label_is_folder and not options.unlabeled:
             label = self._find_label()
-            self._use(label)
-        # Last, since a label or a subset may be nested, too.
+            self._claim(label)
+        # This check comes last: a label or a subset, which may be nested too, is claimed by now.
+        # Only --start-column turns it off; `--end-column none` does not.
         if options.start is None:
             self._require_no_segments(times)
         label_number = label.number if label else None
@@ -131,7 +140,7 @@ class _Search:
             label=label_number,
             times=times,
             subset=subset,
-            sign=sign,
+            exclusion=exclusion,
             fields=fields,
             separator=self._find_separator(label) if label else None,
             label_is_folder=label_is_folder,
@@ -148,41 +157,42 @@ class _Search:
             f" (the first row: {first_row}): {fix}"
         )
 
-    def _use(self, column: Column | None) -> None:
+    def _claim(self, column: Column | None) -> None:
         if column is not None:
-            self._used.add(column.number)
+            self._claimed.add(column.number)
 
-    def _use_times(self, times: Times | None) -> None:
+    def _claim_times(self, times: Times | None) -> None:
         if times is not None:
-            self._used.add(times.start)
+            self._claimed.add(times.start)
             if times.end is not None:
-                self._used.add(times.end)
+                self._claimed.add(times.end)
 
     @property
-    def _free(self) -> list[Column]:
-        """The columns that no step has found yet."""
-        return [column for column in self.columns if column.number not in self._used]
+    def _unclaimed(self) -> list[Column]:
+        """The columns that no step has claimed yet."""
+        return [column for column in self.columns if column.number not in self._claimed]
 
-    def _find_free(self, roles: Collection[str]) -> Column | None:
-        """Return the first column that no step has found yet and that is called so."""
-        for column in self._free:
+    def _find_unclaimed(self, roles: Collection[str]) -> Column | None:
+        """Return the first unclaimed column whose role is one of `roles`, or None."""
+        for column in self._unclaimed:
             if column.role in roles:
                 return column
         return None
 
-    def _take(self, roles: Collection[str]) -> int | None:
-        column = self._find_free(roles)
-        self._use(column)
+    def _claim_first(self, roles: Collection[str]) -> int | None:
+        """Claim the column that `_find_unclaimed` returns; return its number, or None."""
+        column = self._find_unclaimed(roles)
+        self._claim(column)
         return column.number if column else None
 
     def _resolve(self, role: str, option: str | None) -> Column | None:
         """Return the column that an option names, by its name or its number from 1.
 
-        None if the option is not given. Raise InputError if there is no such column.
+        Return None if the option is not given. Raise InputError if there is no such column.
         """
         if option is None:
             return None
-        # As it is written first: two names may differ in case alone.
+        # The option is first compared as it is written: two names may differ only in case.
         for name in filter(None, (option, to_key(option))):
             for attribute in ("name", "role", "option_number"):
                 for column in self.columns:
@@ -207,7 +217,7 @@ class _Search:
         return Times(start.number, end.number, scale, in_frames, is_length)
 
     def _find_path(self) -> Column:
-        """Find the column of paths: its cells are files or videos, or it is called so."""
+        """Find the column of paths: by its option, its cells (files or videos), or its name."""
         pairs = zip(self.columns, self.table.sample[0], strict=False)
         videos = [column for column, cell in pairs if isinstance(cell, ParquetCell)]
         if len(videos) > 1 and not self.options.path:
@@ -222,10 +232,10 @@ class _Search:
         raise self.error(what, "give --path-column, --root or --suffix")
 
     def _find_times(self) -> Times | None:
-        """Find a start with its end, or length, or a column of both.
+        """Find the start and the end of segments, or start and length, or one column of pairs.
 
-        Seconds come before frames, which a list often has beside them. Raise InputError if a start
-        or an end is alone.
+        A list often has both seconds and frames: seconds are taken. Raise InputError if there is a
+        start without an end, or an end without a start.
         """
         starts = self._choose_times(vocabulary.STARTS)
         ends = self._choose_times(vocabulary.ENDS)
@@ -235,7 +245,7 @@ class _Search:
         if units:
             scale, in_frames = units[0]
             return Times(starts[units[0]].number, ends[units[0]].number, scale, in_frames)
-        length = self._find_free(vocabulary.LENGTHS)
+        length = self._find_unclaimed(vocabulary.LENGTHS)
         if ends or (length is None and self.format.seconds == math.inf):
             column = next(iter([*starts.values(), *ends.values()]))
             missing = "end" if starts else "start"
@@ -253,14 +263,14 @@ class _Search:
 
     def _find_pairs(self) -> Times | None:
         """Find a column whose cells hold the start and the end of a segment."""
-        for column in self._free:
+        for column in self._unclaimed:
             is_named = column.role in vocabulary.PAIRS
             if is_named and column.cells and all(map(cells.parse_pair, column.cells)):
                 return Times(column.number, column.number)
         return None
 
     def _find_first_frame(self, start: Column) -> int:
-        """Return 1 if frames of folders are counted from 1, else 0."""
+        """Return 1 if the list counts the frames of a folder from 1, else 0."""
         if not self.format.is_numbered or not self._frame_folders:
             return 0
         for row, _ in self._frame_folders:
@@ -269,13 +279,13 @@ class _Search:
         return 1
 
     def _choose_times(self, pattern: str) -> dict[tuple[float, bool], Column]:
-        """Return the column of each unit whose name matches; a unit is what get_unit returns.
+        """Return, by unit, the unclaimed columns whose role matches; get_unit defines the units.
 
-        Of video_start and clip_start, times of video_id are the former. Raise InputError if several
-        columns have one unit otherwise.
+        If several have one unit, the column that is named like the path is taken: beside video_id,
+        video_start rather than clip_start. Raise InputError if this leaves several.
         """
         columns_by_unit: dict[tuple[float, bool], list[Column]] = {}
-        for column in self._free:
+        for column in self._unclaimed:
             if re.fullmatch(pattern, column.role):
                 columns_by_unit.setdefault(get_unit(column.role), []).append(column)
         chosen = {}
@@ -290,9 +300,10 @@ class _Search:
         return chosen
 
     def _require_no_segments(self, times: Times | None) -> None:
-        """Raise InputError where a video would be stored whole, and a cell has its segments."""
-        for column in self._free:
-            # Beside times, other pairs of numbers are no segments.
+        """Raise InputError if an unclaimed column holds segments, which would be ignored."""
+        for column in self._unclaimed:
+            # If the times are known, a pair of numbers in another column is not a segment, whatever
+            # the name of the column.
             name = "" if times else column.role
             if any(cells.holds_segments(name, cell) for cell in column.cells):
                 raise self.error(
@@ -302,17 +313,18 @@ class _Search:
                 )
 
     def _find_label(self) -> Column | None:
-        """Find the column of labels, rather by names than by numbers.
+        """Find the column of labels; class names are preferred to class ids.
 
-        Raise InputError if there are several, or none that is called so and one that may be.
+        Raise InputError if several columns are named like labels. Raise it also if none is, the
+        list has no published format, and the cells of some column look like labels.
         """
-        labels = [it for it in self._free if it.role in vocabulary.LABELS and it.cells]
+        labels = [it for it in self._unclaimed if it.role in vocabulary.LABELS and it.cells]
         columns = [it for it in labels if not it.role.endswith(vocabulary.NUMBERS)] or labels
         if len(columns) > 1:
             raise self.error(f"{_list_names(columns)} may each be the label", GIVE_LABEL)
         if columns:
             return columns[0]
-        candidates = _list_names(column for column in self._free if column.may_be_label)
+        candidates = _list_names(column for column in self._unclaimed if column.may_be_label)
         if candidates and self.format is formats.BY_NAME:
             looked = "looked for label, class, class_name, category, action, target, verb, …"
             what = f"no column is known as the label ({looked}), and {candidates} may be"
@@ -320,7 +332,7 @@ class _Search:
         return None
 
     def _find_separator(self, label: Column) -> str | None:
-        """Return what stands between the labels of a cell, as Columns.separator.
+        """Return the text between the labels of a cell, as Columns.separator defines it.
 
         Raise InputError if the cells hold no labels.
         """
@@ -330,7 +342,8 @@ class _Search:
         if self._holds_lists(label):
             return ""
         separator = cells.find_separator(label.texts, label.role in vocabulary.MULTIPLE)
-        # mmaction2 writes labels behind each other, and so do lists of UCF-Crime their times.
+        # mmaction2 separates the labels of a video by spaces; lists of UCF-Crime have the times of
+        # segments in their place.
         if separator == " " and not self.table.columns:
             if self._frame_folders:
                 what = "its folders have several labels behind the number of frames"
@@ -341,7 +354,10 @@ class _Search:
         return separator
 
     def _holds_lists(self, label: Column) -> bool:
-        """Return whether cells are lists of labels. Raise InputError if they are other lists."""
+        """Return whether cells are lists of labels.
+
+        Raise InputError if they are objects, lists that cannot be read, or a 0 or 1 per class.
+        """
         values = [cells.parse_nested(cell) for cell in label.cells]
         if any(isinstance(value, dict) for value in values):
             raise self.error(f"{label.name} holds objects, not labels", GIVE_LABEL)
@@ -357,10 +373,10 @@ class _Search:
     def _find_layout(self) -> Format:
         """Find the format of a list without a header by what its columns hold.
 
-        Columns get the roles that the format gives them. Raise InputError if there is no such
-        format, and the options do not say what the label is.
+        Set the roles of the columns to those of the format. Raise InputError if no format fits and
+        the options do not say which column is the label.
         """
-        unnamed = [column for column in self._free if column.cells]
+        unnamed = [column for column in self._unclaimed if column.cells]
         for column in unnamed:
             if all(text.lower() in GROUPS for text in column.texts):
                 column.role = "split"
@@ -382,7 +398,7 @@ class _Search:
         return formats.AS_GIVEN
 
     def _has_layout(self, entry: Format, columns: list[Column]) -> bool:
-        """Return whether columns are those of a format, in this order."""
+        """Return whether `columns`, in their order, fit the columns of a format."""
         names = entry.list_columns()
         if len(names) != len(columns):
             return False
@@ -392,7 +408,7 @@ class _Search:
         return all(map(self._fits, kinds, columns))
 
     def _fits(self, kind: formats.Kind, column: Column) -> bool:
-        """Return whether a column of a list without a header may be of a kind."""
+        """Return whether a column of a list without a header holds what `kind` requires."""
         if (column is self.path) != kind.is_path or not kind.fits(column):
             return False
         if kind.fits_frames is None:
@@ -407,7 +423,7 @@ class _Search:
 
     @cached_property
     def _frame_folders(self) -> list[tuple[Row, int]]:
-        """The sampled rows of folders of frames, with the number of frames."""
+        """The sampled rows whose path is a folder of frames, each with its number of frames."""
         rows = []
         for row in self.table.sample:
             if len(row) > self.path.number:
@@ -422,9 +438,9 @@ def _list_names(columns: Iterable[Column]) -> str:
 
 
 def _are_flags(lists: list[list[object]]) -> bool:
-    """Return whether lists hold a 0 or a 1 per class, as [0, 0, 1] and [1, 0, 0], not class ids.
+    """Return whether lists hold a 0 or a 1 per class, as [0, 0, 1] and [1, 0, 0] do.
 
-    [0] and [1], or [0, 1], may be ids; no list has one id twice.
+    Lists such as [0], [1] and [0, 1] may be class ids. [0, 0, 1] is not: no list has an id twice.
     """
     if not lists:
         return False
@@ -435,6 +451,6 @@ def _are_flags(lists: list[list[object]]) -> bool:
 
 
 def _may_be_spans(text: str) -> bool:
-    """Return whether numbers may be starts and ends: 16 24 30 60, all of them increasing."""
+    """Return whether numbers may be starts and ends: an even count, increasing, as 16 24 30 60."""
     numbers = [int(word) for word in text.split()]
     return len(numbers) % 2 == 0 and numbers == sorted(set(numbers))

@@ -1,8 +1,11 @@
-"""The formats of lists: a new one is an entry here, and a row of HEADS in test_lists.py.
+"""The published formats of lists.
 
-A list is of the first format whose columns it has: of FORMATS, if it has a header (or keys of
-JSON), else of WITHOUT_HEADER. The format says which columns are not called as in the vocabulary;
-that then says which is what.
+A list with a header (or with keys of JSON) has the first format of FORMATS whose columns it has.
+Other lists have the first format of WITHOUT_HEADER that fits. The format gives roles to columns
+whose names the vocabulary does not know, or knows as something else; the vocabulary (vocabulary.py)
+then says what each role means.
+
+To add a format, write an entry here and a row of HEADS in test_lists.py.
 """
 
 import math
@@ -15,28 +18,31 @@ from adamae.shard_tools.inputs.column import Column
 
 
 class Format(NamedTuple):
-    """A published form of lists.
+    """A published format of lists.
 
-    `columns` are words, each a name, or `name:role` if the vocabulary knows what it holds by
-    another name. Lists with a header have all of these columns, and others. Lists without one have
-    these in this order, and no others; their names are those of KINDS, which says what each holds.
+    `columns` are words separated by spaces. A word is a column's name, or `name:role` if the
+    vocabulary knows by another name, `role`, what the column holds. A list with a header must have
+    all of these columns, and may have more. A list without a header must have exactly these, in
+    this order, besides those that options name; a name is then a key of KINDS, which says what the
+    cells must hold.
     """
 
     name: str
     columns: str
-    # A regular expression; its group, if it has one, is the label of all rows.
+    # A regular expression for the list's file name; its group, if any, is the label of all rows.
     list_name: str = ".*"
-    # What the values of the column `subset` mean.
+    # The subset that each value of the column `subset` means.
     subsets: tuple[tuple[str, str], ...] = ()
-    # Rows with this value in the column `sign` are left out, and this is what they are.
+    # (value, description): rows with this value in the column `exclusion` are skipped, and the
+    # description names them in messages.
     left_out: tuple[str, str] | None = None
-    # A regular expression for what labels hold and their label map lacks.
+    # A regular expression for text that is removed from labels, since no label map has it.
     removed: str = ""
-    # The length of all segments, if no column says it.
+    # The length of each segment in seconds, if no column gives an end or a length.
     seconds: float = math.inf
-    # The first frame is 1, where no segment starts at 0.
+    # Whether frames are counted from 1, unless a segment starts at 0.
     is_numbered: bool = False
-    # The reason why it cannot be read.
+    # The reason why lists of this format cannot be read, and what the user can do.
     error: str = ""
     fix: str = (
         "write a list of the videos, or of segments in seconds, with their labels"
@@ -44,7 +50,7 @@ class Format(NamedTuple):
     )
 
     def list_columns(self) -> list[tuple[str, str]]:
-        """Return the names of columns with their roles."""
+        """Return (name, role) of each column."""
         columns = []
         for word in self.columns.split():
             name, _, role = word.partition(":")
@@ -52,7 +58,7 @@ class Format(NamedTuple):
         return columns
 
     def matches(self, keys: Sequence[str]) -> bool:
-        """Return whether a header has all of the columns; their names are regular expressions."""
+        """Return whether a header (`keys`) has all columns; the names are regular expressions."""
         return all(_has_column(keys, name) for name, _ in self.list_columns())
 
 
@@ -65,7 +71,7 @@ FORMATS = [
     Format("Kinetics", "label youtubeid timestart timeend split"),
     Format(
         "HACS Clips",
-        "classname:label youtubeid subset start end label:sign",
+        "classname:label youtubeid subset start end label:exclusion",
         left_out=("-1", "HACS' negatives"),
     ),
     Format("ActivityNet, Kinetics (JSON)", "id label segment subset"),
@@ -77,14 +83,14 @@ FORMATS = [
     Format("Something-Something V2", "id label:caption template:label", removed=r"[\[\]]"),
     Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
     Format("Diving48", "vidname label startframe endframe"),
-    # Behind each action stand the times at which it begins and ends.
+    # A cell is "c092 11.90 21.20;c147 0.00 12.60": each action with its start and its end.
     Format("Charades", "id script actions", removed=r" +[\d.]+ +[\d.]+$"),
     Format("AudioSet", "ytid startseconds endseconds positivelabels"),
     Format("WebVid", "videoid contenturl"),
-    # The files are cut out already, so the times of the whole video are of no use.
+    # Its files are cut to the segments already, so the times in the whole video are not used.
     Format("MSR-VTT", "category videoid starttime:whole endtime:whole"),
 ]
-# Of lists with a header that have no published form.
+# The format of other lists with a header.
 BY_NAME = Format("columns by their names", "")
 
 BOXES = "it names boxes of persons at moments, as AVA's lists do"
@@ -124,18 +130,19 @@ WITHOUT_HEADER = [
         fix="give --start-column 2 --end-column 3, or --label-column",
     ),
 ]
-# Of lists without a header whose columns the options name.
+# The format of other lists without a header, whose columns the options name.
 AS_GIVEN = Format("columns as given", "")
 
 
 class Kind(NamedTuple):
-    """What a column of a list without a header must hold to be what a format says of it."""
+    """A condition on a column of a list without a header, for a format to fit the list."""
 
     fits: Callable[[Column], bool] = lambda column: True
-    # It is the column of paths, which no other kind is.
+    # Whether the column must be the column of paths; columns of other kinds must not be.
     is_path: bool = False
-    # What must hold of all rows of folders of frames, of which there must be some: of the number in
-    # the column before this one, the number in this one, and the number of frames in the folder.
+    # A condition on (the number in the column before this one, the number in this column, the
+    # number of frames in the folder). All rows whose path is a folder of frames must meet it, and
+    # at least one row must have such a path.
     fits_frames: Callable[[float, float, int], bool] | None = None
 
 
@@ -144,7 +151,7 @@ def _are_named(pattern: str, column: Column) -> bool:
 
 
 def _counts_rows(column: Column) -> bool:
-    """Return whether a column holds 0, 1, 2, … or 1, 2, 3, …"""
+    """Return whether a column numbers the rows: 0, 1, 2, … or 1, 2, 3, …"""
     numbers = column.whole_numbers
     if len(numbers) < 3 or numbers[0] not in (0, 1):
         return False
@@ -163,7 +170,7 @@ KINDS = {
     "code": Kind(
         lambda column: bool(column.whole_numbers) and {*column.whole_numbers} <= {0, 1, 2}
     ),
-    # -1: up to the end of the video.
+    # A length of -1 means a segment that ends with the video.
     "length": Kind(
         lambda column: (
             bool(column.whole_numbers) and all(it == -1 or it > 0 for it in column.whole_numbers)
@@ -172,7 +179,8 @@ KINDS = {
     "all": Kind(lambda column: {*column.whole_numbers} == {-1}),
     "start": Kind(lambda column: min(column.whole_numbers, default=-1) >= 0),
     "row": Kind(_counts_rows),
-    # Lists were made from frames that another FFmpeg has extracted: their number differs by 1.
+    # The list's author may have extracted frames with another version of FFmpeg, which gives one
+    # frame more or less.
     "num_frames": Kind(fits_frames=lambda _, number, count: abs(number - count) <= 1),
     "frames_from_start": Kind(fits_frames=lambda start, number, count: start + number <= count + 1),
 }

@@ -1,4 +1,4 @@
-"""Lists of videos as items: every row becomes an item, and `describe` says how they were read."""
+"""Read lists of videos: a row becomes an item, and `describe` says how a list was read."""
 
 import os
 import re
@@ -27,19 +27,21 @@ from adamae.shard_tools.inputs.item import Item, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
 from adamae.shard_tools.inputs.table_reader import Table, choose_table, list_tables
 
-# Labels of as many rows that are all different and of CAPTION_WORDS + 2 words are captions.
+# Labels are taken for captions in two cases:
+# - At least MIN_CAPTIONS rows have more than half as many different labels, of CAPTION_WORDS words
+#   or more on average.
+# - At least FEW_CAPTIONS rows all have different labels, of CAPTION_WORDS + 2 words or more.
 FEW_CAPTIONS = 5
-# So are labels of as many rows that are mostly different and of CAPTION_WORDS words.
 MIN_CAPTIONS = 20
 CAPTION_WORDS = 3
-# Of the sampled rows, for a folder to be the one that paths are relative to.
+# A folder is taken for the root of a list's paths if this fraction of the sampled rows is there.
 MIN_FOUND = 0.9
-# Characters of a row that name it in a report.
+# The number of characters of a row that a report quotes.
 MAX_NAME = 100
 
 
 class ListReader:
-    """Reads one list; `describe` is complete once all items were taken."""
+    """Reads one list; call `describe` after all items of `read` were taken."""
 
     def __init__(self, path: Path, options: ListOptions, where: str) -> None:
         self.where = where
@@ -60,22 +62,24 @@ class ListReader:
             subsets = {self._read_subset(row) for row in self.table.sample}
             if self.subset not in subsets:
                 self.subset = None
-        # Rows of each label, where a row has one, and of each subset.
+        # The number of rows by label, if a cell is one label, and by subset.
         self.num_labels = Counter[str]()
         self.num_subsets = Counter[str]()
         self.num_rows = 0
         self.num_left_out = 0
-        # 10 million rows have some hundred labels.
+        # Parsed cells are cached: 10 million rows have a few hundred different labels.
         self._parse_labels = lru_cache(maxsize=100_000)(cells.read_labels)
         names = {self._read_name(row) for row in self.table.sample}
         urls = {name for name in names if is_remote(name)}
-        # URLs that end alike, as …/1/video.mp4 and …/2/video.mp4, are no names of downloads.
+        # A URL stands for a downloaded file of its last part only if no two URLs end in the same
+        # part, as …/1/video.mp4 and …/2/video.mp4 do.
         self.finder.finds_urls = len({url.rpartition("/")[2] for url in urls}) == len(urls)
 
     def _find_root(self, tables: list[Table], roots: list[Path]) -> tuple[Finder, Table]:
         """Return a finder below the first root where most of the sampled rows are files.
 
-        If there is none, the best root is indexed, which takes a walk through all of its folders.
+        If there is no such root, take the one with the most files, and index it: this walks through
+        all of its folders.
         """
         best: tuple[Finder, Table] | None = None
         for root in roots:
@@ -94,9 +98,10 @@ class ListReader:
         return finder, table
 
     def read(self) -> Iterator[Item]:
-        """Yield an item a row.
+        """Yield an item for each row that is in the subset and not left out.
 
-        Raise InputError where rows together show that the columns are not what they seem.
+        Raise InputError at the end if it is not clear which subset to take, or if the labels do not
+        look like classes.
         """
         for row in self.table.read_rows():
             self.num_rows += 1
@@ -110,7 +115,8 @@ class ListReader:
                 yield self._make_item(row)
         subset = self.subset
         if subset is None and self.options.unlabeled:
-            # Subsets are often of labels, so features or figures may be of all.
+            # Subsets are made for training with labels. Without labels, features or figures may be
+            # made of all rows.
             subset = "all"
         groups = dict(zip(self._list_subsets(), sorted(self.num_subsets), strict=True))
         choose_subset(groups, subset, self.where)
@@ -120,8 +126,8 @@ class ListReader:
         left_out = self.columns.format.left_out
         if left_out is None:
             return False
-        sign, _ = left_out
-        return cells.read_label(get_cell(row, self.columns.sign)) == sign
+        mark, _ = left_out
+        return cells.read_label(get_cell(row, self.columns.exclusion)) == mark
 
     def _is_in_subset(self, row: Row) -> bool:
         """Return whether a row is of the subset to take, and count it."""
@@ -132,7 +138,7 @@ class ListReader:
         return self.subset in (None, "all", subset)
 
     def _read_subset(self, row: Row) -> str:
-        """Return the subset of a row: train, val, test, or what it says."""
+        """Return the subset of a row: train, val or test, or else the text of its cell."""
         text = cells.read_label(get_cell(row, self.columns.subset)) or "no subset"
         names = dict(self.columns.format.subsets)
         return names.get(text) or GROUPS.get(text.lower(), text)
@@ -142,7 +148,7 @@ class ListReader:
         return Item(f"{self.where}, row {self.num_rows}: {text}", "", problem=problem)
 
     def _read_name(self, row: Row) -> str:
-        """Return the name of the video of a row; "" if it has none."""
+        """Return the name of a row's video, with the suffix; "" if the row has no name."""
         name = cells.to_path(get_cell(row, self.columns.path))
         return name and name + self.options.suffix
 
@@ -196,10 +202,10 @@ class ListReader:
         return labels
 
     def _find_trimmed(self, name: str, segment: Segment) -> str | None:
-        """Find a file that is the segment already, by its name.
+        """Return the path of a file whose name says that it is already cut to the segment, or None.
 
-        Kinetics' files are <id>_000010_000020.mp4, VGGSound's <id>_000010.mp4, and those of others
-        <id>_10_20.mp4.
+        Kinetics' files are <id>_000010_000020.mp4, VGGSound's <id>_000010.mp4, and those of other
+        datasets <id>_10_20.mp4.
         """
         padded_start = f"_{segment.start:06.0f}"
         endings = (
@@ -215,7 +221,10 @@ class ListReader:
         return None
 
     def _require_classes(self) -> None:
-        """Raise InputError if labels are captions, or numbers beside names, unless asked for."""
+        """Raise InputError if labels look like captions, or some are numbers and others names.
+
+        --label-column turns both checks off, and a label map the second one.
+        """
         counts = self.num_labels
         column = self.columns.label
         if self.options.label is not None or not counts or column is None:
@@ -239,7 +248,7 @@ class ListReader:
         return [f"{printable(name)} ({count})" for name, count in sorted(self.num_subsets.items())]
 
     def describe(self) -> str:
-        """Return a sentence that says how the list was read, and as which format."""
+        """Return a sentence that says how the list was read, and which format it has."""
         columns = self.columns
         names = [printable(name) for name in columns.names]
         label = columns.constant_label or "none"
@@ -263,16 +272,16 @@ class ListReader:
 
 
 def _explain_kind(path: str) -> str | None:
-    """Return the reason why a file that was found is no video, by its name."""
+    """Return why the name of a file shows that it is not a video; None if it may be one."""
     if has_video_extension(path):
         return None
     kind = classify_name(path.rpartition("/")[2])
-    # Of other names, the first bytes decide.
+    # A file with another name is examined later, by its first bytes.
     return f"by its name it is one of the {kind}" if kind in KINDS else None
 
 
 def _are_captions(counts: Counter[str]) -> bool:
-    """Return whether labels, by their numbers of rows, are sentences about single videos."""
+    """Return whether labels look like captions; `counts` is the number of rows by label."""
     num_rows = counts.total()
     num_words = sum(len(label.split()) for label in counts)
     words_per_label = num_words / len(counts)

@@ -1,8 +1,8 @@
-"""Read a list of any common form as rows of cells. What it is follows from its bytes.
+"""Read a list in any common file format as rows of cells; the file's bytes show the format.
 
-`csv.Sniffer` finds the separator of 25 of 26 public lists: it knows neither that paths hold spaces,
-nor which files are there. So all ways to split a line are tried here, and the one under which most
-rows name a video is taken.
+`csv.Sniffer` misses the separator of 1 of 26 public lists: it does not know that paths may hold
+spaces, nor which files exist. Therefore this module tries all ways to split a line, and takes
+the one under which the most rows name a video.
 """
 
 import csv
@@ -24,14 +24,14 @@ from adamae.shard_tools.inputs.folders import has_video_extension
 from adamae.shard_tools.inputs.location import ParquetCell, import_pyarrow
 from adamae.shard_tools.inputs.vocabulary import is_known
 
-# Characters: a quote that is never closed must not swallow the rest of the list.
+# The most characters of a cell: a quote that is never closed must not swallow the rest of the list.
 MAX_CELL = 2**20
-# Bytes at the beginning, which show the encoding.
+# The number of bytes at the beginning of a file that are searched for its encoding.
 NUM_BYTES = 2**20
 SAMPLE_ROWS = 1000
-# Rows of the sample whose files are looked for.
+# About how many of the sampled rows are searched for names of files.
 NUM_SCORED = 24
-# Words of a line that is split at spaces.
+# The most cells of a line that is split at spaces.
 MAX_WORDS = 9
 SEPARATORS = {
     "\t": "tabs",
@@ -50,7 +50,7 @@ COMPRESSED = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
 }
-# By byte order marks, or else by the zeros beside a first letter or bracket.
+# Encodings by how a file begins: a byte order mark, or the zero bytes beside its first character.
 ENCODINGS = {
     b"\xff\xfe\0\0": "utf-32",
     b"\0\0\xfe\xff": "utf-32",
@@ -61,43 +61,43 @@ ENCODINGS = {
     rb"[ -~]\0[^\0]": "utf-16-le",
     rb"\0[ -~]\0": "utf-16-be",
 }
-# Control characters that no text holds.
+# Control characters that no text file holds.
 BINARY = set(range(32)) - set(b"\t\n\r\f\x1b\x1c\x1d\x1e")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 JSON_LINES_SUFFIXES = JSON_SUFFIXES[1:]
-# Types that Hugging Face gives columns which may be videos; others are pictures and sounds.
+# Hugging Face's types of columns that may hold videos; other types are pictures and sounds.
 VIDEO_TYPES = (None, "Value", "Video")
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
 
-# Says whether a cell names a video that is there.
+# Returns whether a cell names a video that exists.
 IsFile = Callable[[str], bool]
 ReadLines = Callable[[], Iterator[str]]
-# Splits lines at some separator; the text says where the lines are, for messages.
+# Splits lines into cells; the second argument names the list in messages.
 Split = Callable[[Iterable[str], str], Iterator[list[str]]]
 
 
 class Table(NamedTuple):
-    """A way to read a list, and how well it names videos: the larger, the better."""
+    """One way to read a list, with counts by which `choose_table` compares the ways."""
 
     where: str
-    # For messages: UTF-8, commas, header.
+    # How the list is read, for messages: "UTF-8, commas, header".
     form: str
-    # The names of the columns, if they have some.
+    # The names of the columns; None if they have none.
     columns: list[str] | None
-    # Yields all rows, from the first at each call, without holding them.
+    # Returns a new iterator over all rows, from the first; the rows are not held in memory.
     read_rows: Callable[[], Iterator[Row]]
     sample: list[Row]
-    # The fraction of the sampled rows that have as many cells as most.
+    # The fraction of the sampled rows that have the most common number of cells.
     fraction: float = 1
-    # The column that names most videos.
+    # The number of the column that names the most videos.
     column: int = 0
-    # Cells of this column that are files.
+    # The number of cells of this column that name files that exist, or hold videos.
     num_found: int = 0
-    # Cells of the first row that are names of columns.
+    # The number of cells of the header that are known names of columns.
     num_known: int = 0
-    # Cells of the column that look like files.
+    # The number of cells of this column with a video's extension or a URL.
     num_similar: int = 0
-    # Rows that were looked at.
+    # The number of rows that were searched for these counts.
     num_scored: int = 1
     has_header: bool = False
 
@@ -129,7 +129,7 @@ def list_tables(path: Path, where: str) -> list[Table]:
 
 
 def _find_encoding(head: bytes, where: str) -> str:
-    """Return the encoding of a text that begins so. Raise InputError if it is none."""
+    """Return the encoding of a text that begins with `head`. Raise InputError if it is binary."""
     for start, encoding in ENCODINGS.items():
         if re.match(start, head):
             return encoding
@@ -140,9 +140,10 @@ def _find_encoding(head: bytes, where: str) -> str:
 
 
 def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
-    """Choose the way under which most rows name a video, or else look most like a table.
+    """Return the table under which the most rows name a video; `_rank` decides between equals.
 
-    Its header becomes the names of its columns, and lists in its cells become rows.
+    If it has a header, the header becomes the names of its columns. Cells that hold lists of
+    annotations become a row for each annotation.
     """
     table = max((_score(table, is_file) for table in tables), key=_rank)
     if table.columns is not None:
@@ -150,8 +151,8 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     if not table.has_header:
         return table._replace(form=f"{table.form}, no header")
     columns = [_to_name(cell) for cell in table.sample[0]]
-    # pandas writes an index of rows without a name in front, and numbers as names of columns that
-    # had none.
+    # pandas writes the index of rows as a first column without a name, and numbers as the names of
+    # columns that have none.
     num_index_columns = 1 if columns[0] == "" else 0
     numbers = [str(number) for number in range(len(columns) - num_index_columns)]
     is_numbered = columns[num_index_columns:] == numbers
@@ -190,7 +191,7 @@ def _score(table: Table, is_file: IsFile) -> Table:
         cells = [str(cell).strip() for cell in row_cells if isinstance(cell, (str, int))]
         similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
         found = sum(isinstance(cell, ParquetCell) for cell in row_cells) + sum(map(is_file, cells))
-        # Of equal columns, the first.
+        # The first of several equal columns is kept.
         if (found, similar) > (num_found, num_similar):
             num_found = found
             num_similar = similar
@@ -200,7 +201,7 @@ def _score(table: Table, is_file: IsFile) -> Table:
     num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
     num_other_rows = len(chosen) - 1
     num_other_files = num_found - is_file(path)
-    # pandas' first row is ,path,label or 0,1.
+    # The first row of pandas' tables is ",path,label" or "0,1".
     is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]
     is_number = WHOLE.fullmatch(path) and not is_index
     is_path = is_file(path) or has_video_extension(path) or "/" in path
@@ -223,7 +224,7 @@ def _to_name(cell: Any) -> str:
 
 
 def require_uncompressed(path: Path) -> None:
-    """Raise InputError if a file is a workbook, or an archive that is no plain tar."""
+    """Raise InputError if a file is a workbook or compressed."""
     with path.open("rb") as file:
         head = file.read(2**16)
     is_zipped_workbook = head.startswith(b"PK") and (b"xl/" in head or b"opendocument" in head)
@@ -236,8 +237,8 @@ def require_uncompressed(path: Path) -> None:
 
 
 def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
-    # Names of files may hold any byte: those that are not UTF-8 become surrogates, and these the
-    # same bytes again.
+    # File names may hold any byte. Bytes that are not UTF-8 are read as surrogates, from which
+    # Python makes the same bytes when it opens the file.
     errors = "strict"
     if encoding.startswith("utf-8"):
         errors = "surrogateescape"
@@ -250,7 +251,7 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
 
 
 def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[list[str]]:
-    """Yield the cells of lines, without empty ones at their ends.
+    """Yield the cells of each line, without empty cells at its end; skip empty lines.
 
     Raise InputError if a quote is not closed.
     """
@@ -283,7 +284,7 @@ def _keep_line(line: str) -> list[str]:
 
 
 class Splitter(NamedTuple):
-    """A way to split lines, and the cells that it makes of most; None: any number from two on."""
+    """A way to split lines, and the number of cells that most lines must give (None: 2 or more)."""
 
     name: str
     num_cells: int | None
@@ -295,23 +296,23 @@ SPLITTERS = [
     Splitter("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
     *(Splitter(name, None, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
     Splitter("one path a line", 1, partial(_split_lines, _keep_line)),
-    # Paths hold spaces, and numbers behind them do not: lines are split from the right.
+    # Paths may hold spaces, and the numbers behind paths do not: these split from the right.
     *(
         Splitter("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n)))
         for n in range(1, MAX_WORDS)
     ),
-    # Labels hold spaces behind paths that have none.
+    # Labels may hold spaces, behind paths without spaces: this splits at the first one.
     Splitter("spaces", 2, partial(_split_lines, methodcaller("split", None, 1))),
 ]
 
 
 def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[Table]:
-    """Yield a table for each way to split the lines that gives most rows as many cells."""
+    """Yield a table for each splitter that gives at least half of the rows the same width."""
     num_skipped = _count_remarks(read_lines())
     lines = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
     for name, num_cells, split in SPLITTERS:
         rows: list[Row] = []
-        # Rows before one that cannot be split count; reading all will say which it is.
+        # A row that cannot be split ends the sample here; `read_rows` raises the error later.
         with suppress(InputError):
             rows.extend(split(lines, where))
         if not rows:
@@ -329,19 +330,20 @@ def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[T
 
 
 def _count_remarks(lines: Iterable[str]) -> int:
-    """Return the number of lines "# …" at the beginning, but one: the last holds the columns.
+    """Return the number of remarks at the beginning: lines that start with "# ", less the last one.
 
-    AudioSet's lists begin with "# Segments csv created …", "# num_ytids=…" and "# YTID, …".
+    The last one is the header. AudioSet's lists begin with "# Segments csv created …",
+    "# num_ytids=…" and "# YTID, …".
     """
     num_remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), lines))
     return max(0, num_remarks - 1)
 
 
 def _read_json(path: Path, where: str, read_lines: ReadLines) -> Table | None:
-    """Read objects, lists of cells or single names, as JSON or JSON lines.
+    """Read JSON or JSON lines, whose records may be objects, lists of cells, or names of videos.
 
-    None if it is neither, since a list of another form may begin with a bracket. Raise InputError
-    if it is called JSON and is not.
+    Return None if the file is neither: a list in another format may begin with a bracket. Raise
+    InputError if its extension says JSON and its text cannot be read.
     """
     lines = list(islice(filter(str.strip, read_lines()), 2))
     with suppress(ValueError, RecursionError):
@@ -367,11 +369,11 @@ def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path, where: str) -> Table:
-    """Read the values of a Parquet file, with the names of classes, and where its videos are.
+    """Read a Parquet file; class ids become class names.
 
-    Videos are in binary cells, or in {bytes, path}, as Hugging Face writes: these cells become
-    ParquetCells. Other bytes (pictures, sounds) are not read, and {bytes, path} become the paths.
-    Raise InputError if the file is damaged.
+    A video is a binary cell, or {bytes, path}, as Hugging Face writes it. Cells with videos become
+    ParquetCells, which say where the bytes are. The bytes of other cells (pictures, sounds) are not
+    read; their {bytes, path} becomes the path. Raise InputError if the file is damaged.
     """
     parquet = import_pyarrow(where)
     try:
@@ -409,10 +411,10 @@ def _read_parquet(path: Path, where: str) -> Table:
 
 
 def _list_features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
-    """Return what Hugging Face writes into a file about its columns, by their names."""
+    """Return the features that Hugging Face writes into a file's metadata, by column."""
     info = json.loads(metadata.get(b"huggingface", "{}")).get("info", {})
     features = info.get("features", {})
-    # Lists of features are lists, and hold no videos.
+    # The feature of a column of lists is itself a list; such columns hold no videos.
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 
@@ -426,7 +428,7 @@ def _list_classes(features: dict[str, dict[str, Any]]) -> dict[str, dict[Any, st
 
 
 def _list_leaves(file: Any) -> tuple[list[str], dict[str, str]]:
-    """Return the paths of the leaves that hold values, and those that hold bytes, by columns.
+    """Return the paths of the leaves that hold values, and by column those that hold bytes.
 
     Bytes lie in a column such as `mp4`, or in a leaf such as `video.bytes` of the column `video`.
     """
@@ -443,12 +445,12 @@ def _list_leaves(file: Any) -> tuple[list[str], dict[str, str]]:
 
 
 def _is_binary(leaf: Any) -> bool:
-    """Return whether a column of Parquet holds bytes, not text."""
+    """Return whether a Parquet column holds bytes that are not text."""
     return "BYTE_ARRAY" in leaf.physical_type and leaf.logical_type.type == "NONE"
 
 
 def _has_bytes(file: Any, path: Path, leaf: str) -> bool:
-    """Return whether the first cell of a column holds bytes; it may name files instead."""
+    """Return whether the first cell of a column holds bytes; cells may have a path instead."""
     for group in range(file.num_row_groups):
         if file.metadata.row_group(group).num_rows:
             return bool(ParquetCell(str(path), group, 0, leaf, "").read())
@@ -461,16 +463,16 @@ def _list_values(file: Any, leaves: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _list_positions(file: Any) -> Iterator[tuple[int, int]]:
-    """Yield the row group of each row, and its number within it."""
+    """Yield (row group, row number within the group) of each row."""
     for group in range(file.num_row_groups):
         for row in range(file.metadata.row_group(group).num_rows):
             yield group, row
 
 
 def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:
-    """Return a table with a row a record, or a segment of one.
+    """Return a table with a row for each record, or for each segment of a record (see `unfold`).
 
-    Raise InputError if some are objects and others are not.
+    Raise InputError if some records are objects and others are not.
     """
 
     def read_parts() -> Iterator[Any]:
