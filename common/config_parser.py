@@ -66,7 +66,7 @@ class ConfigParser(ArgumentParser):
             # jsonargparse also takes a file for each section, which nobody needs to know.
             if type(action).__name__ == "_ActionConfigLoad":
                 action.help = SUPPRESS
-            # A docstring may have several lines; --help wraps its words again, and YAML has one line.
+            # A docstring may have several lines. --help wraps its words again, and YAML has one.
             elif action.help is not None:
                 action.help = " ".join(action.help.split())
 
