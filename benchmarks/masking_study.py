@@ -3,16 +3,16 @@
     python benchmarks/masking_study.py --preset cpu_clips --shards shards/train \
         --validation shards/validation
 
-Each point is pre-trained on the same number of clips. With a preset's `linear`, its features are
-classified by ridge regression and 20-NN (linear_baseline.py). Then an attentive probe and a
-fine-tuning run with the labels of --shards (with --labels of them, others for each seed) are
-evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
-pre-training.
+A point is a strategy, a mask ratio and a seed. Every point is pre-trained on the same number of
+clips. With a preset's `linear`, its features are classified by ridge regression and 20-NN
+(linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (or
+a different --labels N of them per seed) are evaluated on --validation by evaluate.py, with their
+last weights. `scratch` is fine-tuned without pre-training.
 
-A strategy is a masking or `scratch`, optionally with settings:
+A strategy is a masking or `scratch`, optionally with overrides:
 `adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are
-in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes, on another
-machine from its points/*.json. Further strategies, ratios or seeds are added to the table, by
+in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes; copy
+points/ to resume on another machine. Further strategies, ratios or seeds are added to the table, by
 several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
 """
 
@@ -39,6 +39,7 @@ from adamae.common.yaml_io import read_yaml
 from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.train import train
+from adamae.training.checkpoint import list_checkpoints
 from adamae.training.config import parse
 
 SCRATCH = "scratch"
@@ -56,7 +57,7 @@ NOTES = [
 
 @dataclass(frozen=True)
 class Point:
-    """What is pre-trained once."""
+    """A strategy, ratio and seed, trained and evaluated once."""
 
     strategy: str
     # None: from scratch.
@@ -82,22 +83,23 @@ class Point:
         return ["pretrain", "attentive_probe", "finetune"]
 
     def overrides(self) -> list[str]:
-        """List the settings that the strategy, the ratio and the seed stand for."""
-        masking, _, settings = self.strategy.partition(":")
+        """List the overrides that the strategy, the ratio and the seed stand for."""
+        masking, _, strategy_overrides = self.strategy.partition(":")
         overrides = []
         if self.mask_ratio is not None:
             overrides += [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}"]
-        if settings:
-            overrides += settings.split(",")
+        if strategy_overrides:
+            overrides += strategy_overrides.split(",")
         return [*overrides, f"seed={self.seed}"]
 
 
 def main() -> None:
+    """Run the study that the command line describes, and print its table."""
     print_table(run_study(parse_arguments(None)))
 
 
 def run_study(options: argparse.Namespace) -> list[Row]:
-    """Run what is missing in --output and write its table; return it."""
+    """Run the points that --output does not hold yet, and return and write the table of all."""
     default_folder = results_folder(choose_device()) / "masking_study"
     study = Study(options, options.output or default_folder)
     for number, point in enumerate(study.points, start=1):
@@ -147,38 +149,38 @@ class Study:
         ]
         for point in self.points:
             for task in point.tasks:
-                parse([*self.settings(point, task), f"data.shards={options.shards}"])
+                parse([*self.make_overrides(point, task), f"data.shards={options.shards}"])
 
-    def settings(self, point: Point, task: str) -> list[str]:
+    def make_overrides(self, point: Point, task: str) -> list[str]:
         """List the overrides of one of a point's runs, without its paths."""
         is_labeled = task != "pretrain"
         kinds = ["common", "labeled", task] if is_labeled else ["common", task]
         if point.mask_ratio is None:
             kinds.append(SCRATCH)
-        settings = [f"task={task}"]
-        # The most specific settings come last, since later ones override earlier ones.
+        overrides = [f"task={task}"]
+        # The most specific overrides come last, since later ones override earlier ones.
         for kind in kinds:
-            settings += self.preset.get(kind, [])
+            overrides += self.preset.get(kind, [])
         # No evaluation on the way: it costs time, and a checkpoint that was chosen by its accuracy
         # on the validation videos would look better than it is.
-        settings += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
+        overrides += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
         # Every seed learns from other labeled videos, since an accuracy depends on them, too: with
         # another choice of 160, training from scratch was much worse.
         if is_labeled and self.options.labels:
-            settings += [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
-        return settings
+            overrides += [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
+        return overrides
 
     def run_point(self, point: Point) -> None:
         """Train and evaluate a point, and write its result, unless it is there.
 
-        Raise InputError if it was made with other settings.
+        Raise InputError if it was made with other overrides.
         """
         result = self.folder / "points" / f"{point.name}.json"
-        settings = {task: self.settings(point, task) for task in point.tasks}
+        overrides = {task: self.make_overrides(point, task) for task in point.tasks}
         if result.is_file():
-            if read_json(result)["settings"] != settings:
+            if read_json(result)["settings"] != overrides:
                 raise InputError(
-                    f"{result} was made with other settings;"
+                    f"{result} was made with other overrides;"
                     " restore them or choose another --output"
                 )
             return
@@ -186,31 +188,31 @@ class Study:
         # Each point names its own machine, as points of several machines share a table.
         for name in ("device", "commit"):
             row[name] = self.report.about[name]
-        for task, overrides in settings.items():
-            row |= self.run_task(task, overrides, self.folder / "runs" / point.name)
+        for task in point.tasks:
+            row |= self.run_task(point, task, overrides[task])
         result.parent.mkdir(parents=True, exist_ok=True)
-        write_json(result, {"settings": settings, "row": row})
+        write_json(result, {"settings": overrides, "row": row})
 
-    def run_task(self, task: str, settings: list[str], runs: Path) -> Row:
+    def run_task(self, point: Point, task: str, overrides: list[str]) -> Row:
         """Train; return the top-1 accuracies of the features or of the classifier."""
+        runs = self.folder / "runs" / point.name
         run = runs / task
         shards = self.options.shards
         validation = self.options.validation
-        arguments = [*settings, f"data.shards={shards}", f"run={run}"]
+        arguments = [*overrides, f"data.shards={shards}", f"run={run}"]
         if task != "pretrain":
-            # The run does not evaluate, but it refuses videos of other classes before it begins.
+            # Given only so that a class mismatch is refused early.
             arguments.append(f"evaluation.shards={validation}")
-            if (runs / "pretrain").is_dir():
+            if "pretrain" in point.tasks:
                 arguments.append(f"init_from={runs / 'pretrain'}")
-        # A run that a signal has stopped is not evaluated; the same command resumes it.
+        # train returns False when a signal has stopped it. The same command resumes the run.
         if not train(parse(arguments)):
             raise KeyboardInterrupt
         if task == "pretrain":
             if not self.preset.get("linear"):
                 return {}
             return classify(encode_videos(run, shards), encode_videos(run, validation))
-        # Names have as many digits as each other, so their order is that of the steps.
-        newest = max((run / "checkpoints").glob("step-*"))
+        newest = list_checkpoints(run / "checkpoints")[-1]
         arguments = [str(newest), validation, f"--output={run / 'evaluation'}"]
         for name, count in self.preset.get("views", {}).items():
             arguments.append(f"--{name}={count}")
@@ -219,7 +221,7 @@ class Study:
 
 
 def is_scratch(strategy: str) -> bool:
-    """Return whether a strategy, whose settings follow a colon, trains from scratch."""
+    """Return whether a strategy, whose overrides follow a colon, trains from scratch."""
     return strategy.partition(":")[0] == SCRATCH
 
 

@@ -21,11 +21,12 @@ from adamae.kernels.launch import (
 )
 from adamae.kernels.noise import gumbel, gumbel_row
 
-# One program holds a row in its registers.
-MAX_TOKENS = 16384
-# The least key of a finite logit, and that of -inf, which is below it.
-SMALLEST_FINITE = -3.0e38
-SMALLEST = torch.finfo(torch.float32).min
+# The kernel counts tokens in two halves of an int32, so a row must have fewer than 2^15. And one
+# program holds a row in its registers, of which a few spill with 2^14 tokens already.
+MAX_TOKENS = 2**14
+# Smaller keys of finite logits are raised to MIN_KEY, so that all are above the key of -inf.
+MIN_KEY = -3.0e38
+KEY_OF_MINUS_INF = torch.finfo(torch.float32).min
 LOGITS_NOT_FINITE = "gumbel_topk: logits hold NaN or +inf, or a row of nothing but -inf"
 
 
@@ -40,8 +41,8 @@ def gumbel_topk(
         logits: of any floating-point type, [B, N], with N of at most MAX_TOKENS.
         k: number of tokens to sample, from 0 to N.
         seed: of the noise; a number, or int64 [] on the logits' device.
-        offset: the position of the first row in the run, alike: the noise of row b depends on the
-            seed and offset + b only.
+        offset: the position of the first row in the run; likewise a number or tensor. Row b's noise
+            depends on seed and offset + b.
 
     Returns:
         visible_ids: those sampled, int64 [B, k], ascending.
@@ -64,9 +65,10 @@ def gumbel_topk(
 
 
 def as_scalar(name: str, value: int | Tensor, like: Tensor) -> Tensor:
-    """Return a number as int64 [] on `like`'s device; raise InputError if a tensor is no such one.
+    """Return a number as int64 [] on `like`'s device, and a tensor as it is.
 
-    Numbers beyond 64 bits wrap around: 2^64 + 3 is 3, and 2^63 is -2^63.
+    Numbers beyond 64 bits wrap around: 2^64 + 3 is 3, and 2^63 is -2^63. Raise InputError if a
+    tensor has another type, shape or device.
     """
     if isinstance(value, Tensor):
         is_number = value.ndim == 0 and value.dtype == torch.int64
@@ -90,8 +92,8 @@ def gumbel_topk_ref(
         logits = logits.float()
         largest = logits.amax(dim=1, keepdim=True)
         torch._assert_async(torch.isfinite(largest).all(), LOGITS_NOT_FINITE)
-        key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=SMALLEST_FINITE)
-        key = key.masked_fill(logits == -torch.inf, SMALLEST)
+        key = (logits - largest + gumbel(seed, offset, rows, tokens)).clamp(min=MIN_KEY)
+        key = key.masked_fill(logits == -torch.inf, KEY_OF_MINUS_INF)
         # Stable, so that the smaller index wins a tie.
         visible = key.argsort(dim=1, descending=True, stable=True)[:, :k]
         is_visible = torch.zeros_like(key, dtype=torch.uint8).scatter_(1, visible, 1)
@@ -116,14 +118,13 @@ def ordered_bits(key):
 
 @triton.jit
 def kth_largest(bits, k):
-    """Find the largest uint32 that at least k of `bits` reach, from its highest bit down.
+    """Find the k-th largest by setting bits from the top.
 
-    2^32 - 1 for k = 0. Of 9, 12, 5 and 3 with k = 2, in four bits: 8 is reached by two numbers and
-    stays, 8 + 4 by one and does not, 8 + 2 by one and does not, 8 + 1 by two and stays: 9.
+    A bit stays set if at least k of `bits` reach the number; with k = 0, all stay: 2^32 - 1. Of 9,
+    12, 5 and 3 with k = 2, in four bits: 8 is reached by two numbers and stays, 8 + 4 by one and
+    does not, 8 + 2 by one and does not, 8 + 1 by two and stays: 9.
     """
-    # A function of its own for torch.compile too: torch 2.15 follows every path from a store's
-    # address to the arguments to see what a kernel writes, at calls only from result to argument,
-    # and here there are 2^32 paths.
+    # Inlined, this loop makes torch 2.15's mutation analysis walk 2^32 paths; a call is one edge.
     threshold = tl.zeros((), tl.uint32)
     for position in tl.static_range(31, -1, -1):
         candidate = threshold | (1 << position)
@@ -159,9 +160,10 @@ def gumbel_topk_kernel(
 
     noise = gumbel_row(tl.load(seed_ptr), tl.load(offset_ptr) + row, QUARTER)
     key = shifted + noise
-    # SMALLEST_FINITE, also for NaN, of which no comparison is true. Kernels read no globals.
+    # MIN_KEY, written out, as kernels cannot read globals. NaN fails the comparison and gets it,
+    # too.
     key = tl.where(key > -3.0e38, key, -3.0e38)
-    # SMALLEST, for -inf.
+    # KEY_OF_MINUS_INF.
     key = tl.where(logits == -float("inf"), -3.4028234663852886e38, key)
     # Lanes behind the row are below every key that there is.
     bits = tl.where(inside, ordered_bits(key), 0)
@@ -174,8 +176,7 @@ def gumbel_topk_kernel(
     # What is left of k goes to keys that are equal, the smaller indices first.
     free = k - tl.sum(above, axis=0)
     visible = (above != 0) | ((equal != 0) & ((counts >> 16) <= free))
-    # The number of visible tokens up to and with n: what is visible is written there, less 1, and
-    # what is masked at its index less the visible ones before it.
+    # rank = visible tokens in 0..n. Visible n goes to rank - 1, masked n to n - rank.
     rank = (counts & 0xFFFF) + tl.minimum(counts >> 16, free)
     tl.store(visible_ptr + row * k + rank - 1, n.to(tl.int64), mask=visible)
     masked = inside & (visible == 0)
@@ -215,6 +216,7 @@ def gumbel_topk_op(
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Save what `_backward` needs."""
     logits, *_ = inputs
     *_, log_probs = output
     ctx.dtype = logits.dtype
@@ -224,6 +226,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> No
 
 
 def _backward(ctx: Any, _visible: Any, _masked: Any, grad: Tensor) -> tuple:
+    """Compute the gradient of the logits, which is that of log-softmax; the others have none."""
     (log_probs,) = ctx.saved_tensors
     grad_logits = torch.ops.aten._log_softmax_backward_data(grad, log_probs, 1, grad.dtype)
     return grad_logits.to(ctx.dtype), None, None, None

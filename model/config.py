@@ -42,7 +42,8 @@ SIZES = {
 MAX_WIDTH = 16_384
 MAX_DEPTH = 256
 MAX_CHANNELS = 12
-# Of a clip, as kernels.gumbel_topk samples: 128 frames of 256 × 256 pixels.
+# Of a clip: 128 frames of 256 × 256 pixels. It equals kernels.gumbel_topk.MAX_TOKENS, which is not
+# imported because that module needs torch.
 MAX_TOKENS = 2**14
 
 # At every size, as in the authors' code.

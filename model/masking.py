@@ -36,11 +36,12 @@ class Mask(NamedTuple):
 
 
 class MaskingStrategy(nn.Module):
-    """Base class: a strategy defines `logits`, the probabilities that tokens are sampled by.
+    """Base class: a strategy defines `logits`, by which tokens are sampled.
 
-    One whose noise decides about more than single tokens (tubes, blocks, a number of them)
-    overrides `sample` instead, as UniformMasking does. Two rules hold for all: noise is a function
-    of (seed, offset + row), see kernels/noise.py, and every clip has `num_visible` visible tokens.
+    They are the log-probabilities, up to a constant. A strategy whose noise decides about more than
+    single tokens (tubes, blocks, a number of them) overrides `sample` instead, as UniformMasking
+    does. Two rules hold for all: noise is a function of (seed, offset + row), see kernels/noise.py,
+    and every clip has `num_visible` visible tokens.
     """
 
     # Whether it reads the embeddings of all tokens; they are not made for those that do not.
@@ -210,7 +211,8 @@ class MotionShareMasking(MotionMasking):
         ranked = logits.argsort(dim=1, descending=True, stable=True)
         moving, still = ranked.split((num_moving, num_tokens - num_moving), dim=1)
         moving_visible, moving_masked = _split_uniformly(moving, half, seed, offset)
-        # Noise of its own, which is independent of that of the moving tokens.
+        # This noise differs from the moving tokens' noise; a run with the neighboring seed has the
+        # same numbers the other way round.
         still_visible, still_masked = _split_uniformly(
             still, self.num_visible - half, seed ^ 1, offset
         )

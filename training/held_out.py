@@ -1,6 +1,7 @@
 """Measure features on held-out videos without a classifier.
 
-The metrics are k-NN accuracy, RankMe and, of an AdaMAE, the reconstruction loss.
+The metrics are k-NN accuracy beside two baselines, RankMe and, of an AdaMAE, the reconstruction
+loss.
 """
 
 from collections.abc import Sequence
@@ -26,11 +27,11 @@ from adamae.training.feature_files import read_feature_files
 
 # The maximum number of held-out videos: an evaluation must not take as long as training.
 MAX_VIDEOS = 1024
-# Of the k-NN classifier, as DINO has them (Caron et al. 2021, arXiv 2104.14294).
-NUM_NEIGHBORS = 20
-TEMPERATURE = 0.07
-# The side in pixels of the mean gray frame that the baseline pixel_top1 compares.
-THUMBNAIL = 16
+# k and temperature of k-NN, as in DINO (Caron et al. 2021, arXiv 2104.14294).
+KNN_NEIGHBORS = 20
+KNN_TEMPERATURE = 0.07
+# The side in pixels of the thumbnail that the baseline pixel_top1 compares.
+THUMBNAIL_SIZE = 16
 # Masks are the same at every evaluation, and in every run.
 MASK_SEED = 0
 
@@ -50,9 +51,9 @@ class EncodedVideos(NamedTuple):
 class HeldOut:
     """Up to `max_videos` of evaluation.shards, one clip each, for metrics that need no classifier.
 
-    The reference set of k-NN is as many videos of data.shards, or, where those are not labeled with
-    the same classes, the held-out videos themselves. A video has no neighbor of the same source or
-    of the same `evaluation.group`.
+    They are the queries of k-NN. Its references are as many videos of data.shards, or, where those
+    are not labeled with the same classes, the held-out videos themselves. A query has no neighbor
+    with the same bytes, source or group (`evaluation.group`).
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class HeldOut:
         self.config = config
         self.max_videos = max_videos
         self.dataset = ShardDataset.open(config.evaluation.shards, config.data)
-        self.reference = trained if has_same_classes(trained, self.dataset) else self.dataset
+        self.reference_dataset = self.dataset
+        if has_same_classes(trained, self.dataset):
+            self.reference_dataset = trained
 
     def evaluate(self, model: EncoderModel | None, dist: Distributed) -> dict[str, float]:
         """Return the metrics of a model, or, without one, those that need none.
@@ -70,41 +73,49 @@ class HeldOut:
         They are num_videos, rankme, the reconstruction_loss of an AdaMAE, and, where there are
         labels, those of `_score_neighbors`.
         """
-        videos = self._encode(model, self.dataset, dist)
-        metrics: dict[str, float] = {"num_videos": len(videos.samples)}
+        queries = self._encode(model, self.dataset, dist)
+        metrics: dict[str, float] = {"num_videos": len(queries.samples)}
         if model is not None:
-            metrics["rankme"] = rankme(videos.features)
+            metrics["rankme"] = rankme(queries.features)
         if isinstance(model, AdaMAE):
-            metrics["reconstruction_loss"] = videos.losses.mean().item()
+            metrics["reconstruction_loss"] = queries.losses.mean().item()
         if not has_one_label(self.dataset):
             return metrics
-        neighbors = videos
-        if self.reference is not self.dataset:
-            neighbors = self._encode(model, self.reference, dist)
-        return metrics | self._score_neighbors(videos, neighbors)
+        references = queries
+        if self.reference_dataset is not self.dataset:
+            references = self._encode(model, self.reference_dataset, dist)
+        return metrics | self._score_neighbors(queries, references)
 
-    def _score_neighbors(self, videos: EncodedVideos, neighbors: EncodedVideos) -> dict[str, float]:
-        """Return accuracies: majority_top1, and, of the knn_videos that have any allowed neighbor,
-        pixel_top1 and, with a model, knn_top1."""
-        labels = read_labels(self.dataset, videos.samples)
-        neighbor_labels = read_labels(self.reference, neighbors.samples)
-        metrics = {"majority_top1": majority_top1(labels)}
+    def _score_neighbors(
+        self, queries: EncodedVideos, references: EncodedVideos
+    ) -> dict[str, float]:
+        """Return the accuracy of k-NN and of two baselines.
+
+        - majority_top1: of always naming the most frequent class, over all queries.
+        - knn_videos: the number of queries that have any allowed neighbor. Without any, it and what
+          follows are missing.
+        - pixel_top1: of the class of the nearest thumbnail, over these queries.
+        - knn_top1: of k-NN, over these queries; only with a model.
+        """
+        query_labels = read_labels(self.dataset, queries.samples)
+        reference_labels = read_labels(self.reference_dataset, references.samples)
+        metrics = {"majority_top1": majority_top1(query_labels)}
         group = self.config.evaluation.group
         allowed = find_allowed_neighbors(
-            self.dataset, videos.samples, self.reference, neighbors.samples, group
+            self.dataset, queries.samples, self.reference_dataset, references.samples, group
         )
         has_neighbor = allowed.any(dim=1)
         if not has_neighbor.any():
             return metrics
         metrics["knn_videos"] = int(has_neighbor.sum())
         # Pixels tell scenes apart, and classes often differ by scene: a model must exceed this.
-        distances = torch.cdist(videos.thumbnails, neighbors.thumbnails)
+        distances = torch.cdist(queries.thumbnails, references.thumbnails)
         nearest = distances.masked_fill(~allowed, torch.inf).argmin(dim=1)
-        is_right = neighbor_labels[nearest] == labels
+        is_right = reference_labels[nearest] == query_labels
         metrics["pixel_top1"] = is_right[has_neighbor].double().mean().item()
-        if videos.features.shape[1] > 0:
+        if queries.features.shape[1] > 0:
             metrics["knn_top1"] = knn_top1(
-                videos.features, labels, neighbors.features, neighbor_labels, allowed
+                queries.features, query_labels, references.features, reference_labels, allowed
             )
         return metrics
 
@@ -115,7 +126,7 @@ class HeldOut:
         config = self.config
         is_held_out = dataset is self.dataset
         num_videos = len(dataset.samples)
-        # Neighbors are videos that are trained on.
+        # With data.subset, only videos of the subset may be references.
         if not is_held_out and config.data.subset:
             num_videos = config.data.subset
         data = replace(config.data, subset=min(self.max_videos, num_videos))
@@ -123,6 +134,7 @@ class HeldOut:
         plan = evaluator.make_plan(min(config.batch_size, 32))
 
         def encode_batch(batch: Batch) -> Float[Tensor, "B 1+P+D"]:
+            # Columns of the output: one for the loss, P for the thumbnail and D for the features.
             losses = torch.zeros(len(batch.clip), 1, device=dist.device)
             thumbnails = make_thumbnails(batch.clip)
             if model is None:
@@ -137,15 +149,19 @@ class HeldOut:
 
         module = model if isinstance(model, nn.Module) else nn.Identity()
         width = config.model.dimensions.encoder_width if model else 0
-        widths = [1, THUMBNAIL**2, width]
+        widths = [1, THUMBNAIL_SIZE**2, width]
         results = evaluator.compute(module, plan, encode_batch, sum(widths))
         samples = [plan.row(position).sample for position in range(len(plan))]
         return EncodedVideos(samples, *results.split(widths, dim=1))
 
 
 def make_thumbnails(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B P"]:
-    """Average the frames and channels of each clip, and scale the mean to P = THUMBNAIL² pixels."""
-    return F.adaptive_avg_pool2d(clip.mean(dim=(1, 4), dtype=torch.float32), THUMBNAIL).flatten(1)
+    """Average the frames and channels of each clip, and scale the mean to P pixels.
+
+    P is THUMBNAIL_SIZE².
+    """
+    mean = clip.mean(dim=(1, 4), dtype=torch.float32)
+    return F.adaptive_avg_pool2d(mean, THUMBNAIL_SIZE).flatten(1)
 
 
 def has_one_label(dataset: ShardDataset) -> bool:
@@ -161,13 +177,13 @@ def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
 
 
 def find_allowed_neighbors(
-    dataset: ShardDataset,
-    samples: Sequence[int],
-    reference: ShardDataset,
-    neighbors: Sequence[int],
+    query_dataset: ShardDataset,
+    query_samples: Sequence[int],
+    reference_dataset: ShardDataset,
+    reference_samples: Sequence[int],
     group: str,
-) -> Bool[Tensor, "samples neighbors"]:
-    """Find which videos may be a sample's neighbors: other bytes, another source, another group.
+) -> Bool[Tensor, "queries references"]:
+    """Find which references may be a query's neighbors: other bytes, another source and group.
 
     A copy, or another segment of the same recording, would be the nearest neighbor without telling
     anything about the features.
@@ -175,45 +191,47 @@ def find_allowed_neighbors(
     group: the field of a video that names its group, such as the person in it. A video without the
     field is in no group.
     """
-    own = [dataset.samples[sample] for sample in samples]
-    others = [reference.samples[neighbor] for neighbor in neighbors]
-    is_other_video = find_differences([v.sha256 for v in own], [v.sha256 for v in others])
-    is_other_source = find_differences([v.source for v in own], [v.source for v in others])
+    queries = [query_dataset.samples[sample] for sample in query_samples]
+    references = [reference_dataset.samples[sample] for sample in reference_samples]
+    is_other_video = find_differences([v.sha256 for v in queries], [v.sha256 for v in references])
+    is_other_source = find_differences([v.source for v in queries], [v.source for v in references])
     is_other_group = find_differences(
-        [v.fields.get(group) for v in own], [v.fields.get(group) for v in others]
+        [v.fields.get(group) for v in queries], [v.fields.get(group) for v in references]
     )
-    own_has_group = torch.tensor([group in v.fields for v in own])
-    others_have_group = torch.tensor([group in v.fields for v in others])
-    is_other_group |= ~own_has_group[:, None] | ~others_have_group
+    query_has_group = torch.tensor([group in v.fields for v in queries])
+    reference_has_group = torch.tensor([group in v.fields for v in references])
+    is_other_group |= ~query_has_group[:, None] | ~reference_has_group
     return is_other_video & is_other_source & is_other_group
 
 
-def find_differences(own: list[Any], others: list[Any]) -> Bool[Tensor, "samples neighbors"]:
-    """Return which values of `own` (rows) differ from which of `others` (columns)."""
-    pairs = np.array(own, dtype=object)[:, None] != np.array(others, dtype=object)
+def find_differences(
+    queries: list[Any], references: list[Any]
+) -> Bool[Tensor, "queries references"]:
+    """Return which values of queries (rows) differ from which of references (columns)."""
+    pairs = np.array(queries, dtype=object)[:, None] != np.array(references, dtype=object)
     return torch.from_numpy(pairs.astype(bool))
 
 
 def knn_top1(
-    features: Float[Tensor, "V D"],
-    labels: Int[Tensor, " V"],
-    reference: Float[Tensor, "N D"],
-    neighbor_labels: Int[Tensor, " N"],
-    allowed: Bool[Tensor, "V N"],
+    queries: Float[Tensor, "Q D"],
+    query_labels: Int[Tensor, " Q"],
+    references: Float[Tensor, "R D"],
+    reference_labels: Int[Tensor, " R"],
+    allowed: Bool[Tensor, "Q R"],
 ) -> float:
-    """Compute the 20-NN accuracy of the videos that have any allowed neighbor.
+    """Compute the 20-NN accuracy of the queries that have any allowed neighbor, by features.
 
     Each of the nearest neighbors by cosine similarity s of centered features votes for its class
-    with the weight exp(s / TEMPERATURE); neighbors that are not allowed have the weight 0.
+    with the weight exp(s / KNN_TEMPERATURE); neighbors that are not allowed have the weight 0.
     """
     # Features of a masked autoencoder have a large mean, beside which all are alike.
-    center = reference.mean(dim=0)
-    similarity = F.normalize(features - center, dim=1) @ F.normalize(reference - center, dim=1).T
-    num_neighbors = min(NUM_NEIGHBORS, len(reference))
+    center = references.mean(dim=0)
+    similarity = F.normalize(queries - center, dim=1) @ F.normalize(references - center, dim=1).T
+    num_neighbors = min(KNN_NEIGHBORS, len(references))
     nearest = similarity.masked_fill(~allowed, -torch.inf).topk(num_neighbors, dim=1)
-    weights = (nearest.values / TEMPERATURE).exp()
-    votes = F.one_hot(neighbor_labels[nearest.indices]) * weights[..., None]
-    is_right = votes.sum(dim=1).argmax(dim=1) == labels
+    weights = (nearest.values / KNN_TEMPERATURE).exp()
+    votes = F.one_hot(reference_labels[nearest.indices]) * weights[..., None]
+    is_right = votes.sum(dim=1).argmax(dim=1) == query_labels
     return is_right[allowed.any(dim=1)].double().mean().item()
 
 

@@ -1,10 +1,10 @@
 """Decide which clip stands at each position of a run: video, frames, crop, flip and augmentations.
 
-Every row of a plan is a pure function of (seed, position). Training clips form one endless stream
-of positions 0, 1, 2, …; epochs follow each other without padding or dropping. Step s holds the
-positions s · global_batch + 0, 1, …, which ranks and their forward passes share (split_step). So
-every world size sees the same steps, and a resume needs nothing but s. CONTRIBUTING.md says where
-other random numbers come from, such as masks.
+Every row of a plan is a pure function of (seed, position). Training clips form one endless stream,
+numbered by their positions 0, 1, 2, …; epochs follow each other without padding or dropping. Step s
+holds the positions s · global_batch + 0, 1, …, which ranks and their forward passes share
+(split_step). So every world size sees the same steps, and a resume needs nothing but s. Other
+random numbers, such as those of masks: docs/architecture.md#what-is-random-and-where-it-is-decided.
 """
 
 import math
@@ -131,8 +131,8 @@ class TrainingPlan(ClipPlan):
         self._seed = seed
         check_strides(dataset, config)
         step_size = self.global_batch // self.crops_per_decode
-        num_served = self._count_nodes(step_size)
-        self._order = SampleOrder(dataset, config, seed, step_size, num_served)
+        num_cached_nodes = self._count_nodes(step_size)
+        self._order = SampleOrder(dataset, config, seed, step_size, num_cached_nodes)
 
     def _count_nodes(self, step_size: int) -> int:
         """Count the canonical nodes that fill the batches of this rank; see SampleOrder."""

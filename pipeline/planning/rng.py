@@ -1,4 +1,4 @@
-"""Random numbers that are a pure function of (seed, purpose, stream).
+"""Random numbers that are a pure function of (seed, purpose, counter).
 
 No generator is carried from step to step, so a run resumes anywhere. Philox's raw 64-bit words are
 turned into numbers here, because NumPy promises the same raw stream of a bit generator in all
@@ -16,7 +16,7 @@ _generators = threading.local()
 
 
 class Purpose(IntEnum):
-    """What random numbers are for; each purpose has streams of its own."""
+    """What random numbers are for; each purpose has numbers of its own."""
 
     SHARD_ORDER = 1
     SAMPLE_ORDER = 2
@@ -30,12 +30,12 @@ class Purpose(IntEnum):
 
 
 def random_words(
-    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int, first: int = 0
+    seed: int, purpose: Purpose, counter: tuple[int, int, int], count: int, first: int = 0
 ) -> UInt64[np.ndarray, " count"]:
-    """Return `count` words of a stream, from word `first` on.
+    """Return `count` words that follow from a counter, from word `first` on.
 
-    The stream is the upper 192 bits of Philox's counter (Salmon et al., 2011), so streams do not
-    overlap within 2^66 words.
+    The three numbers are the upper 192 bits of Philox's counter (Salmon et al., 2011), so the words
+    of two counters do not overlap within 2^66 words.
     """
     # One value of the counter gives four words.
     block, num_skipped = divmod(first, 4)
@@ -45,7 +45,7 @@ def random_words(
     generator: np.random.Philox = _generators.own
     state: Any = {
         "bit_generator": "Philox",
-        "state": {"counter": (block, *stream), "key": (seed % 2**64, purpose)},
+        "state": {"counter": (block, *counter), "key": (seed % 2**64, purpose)},
         "buffer": (0, 0, 0, 0),
         "buffer_pos": 4,
         "has_uint32": 0,
@@ -57,18 +57,18 @@ def random_words(
 
 
 def uniforms(
-    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int, first: int = 0
+    seed: int, purpose: Purpose, counter: tuple[int, int, int], count: int, first: int = 0
 ) -> list[float]:
-    """Return `count` numbers in [0, 1), made of the words of a stream from word `first` on."""
-    words = random_words(seed, purpose, stream, count, first)
+    """Return `count` numbers in [0, 1), made of the words of a counter, from word `first` on."""
+    words = random_words(seed, purpose, counter, count, first)
     # A double holds 53 bits.
     numbers: list[float] = ((words >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
 
 
 def permutation(
-    seed: int, purpose: Purpose, stream: tuple[int, int, int], count: int
+    seed: int, purpose: Purpose, counter: tuple[int, int, int], count: int
 ) -> Int[np.ndarray, " count"]:
     """Return 0 to count - 1 in random order."""
     # 32 ms for 390,000. PyTorch sorts them in 11 ms, but decode workers do without PyTorch.
-    return np.argsort(random_words(seed, purpose, stream, count), kind="stable")
+    return np.argsort(random_words(seed, purpose, counter, count), kind="stable")

@@ -1,18 +1,20 @@
-"""Choose the video at each position of the endless training stream.
+"""Choose the video of each decode of the endless training stream.
 
 The words of this file, from the large to the small:
 
-- stream: the samples (videos) that training decodes, at the positions 0, 1, 2, …; `step_size` of
-  them are a step.
+- stream: the samples (videos) that training decodes, endlessly. Decodes are numbered 0, 1, 2, …;
+  `step_size` of them are a step. Positions, in plan.py, number clips: with data.repeats, several
+  clips share a decode.
 - canonical node, as in mosaicml/streaming: owns equally many samples as every other one, the same
   in every epoch, and fills the same part of every step. A machine that serves some nodes reads
-  their shards alone, however many machines there are; two nodes share a shard only where their
-  samples meet.
-- mix: several datasets with weights. In each block of a node's stream every dataset fills a fixed
-  number of positions, in random order, from its own endless stream. So a small dataset is repeated
-  more often, whole each time.
+  their shards alone, however many machines there are; a shard is split between nodes only at the
+  borders of their ranges.
+- mix: several datasets with weights. Each block of a node's stream has a fixed number of decodes of
+  every dataset, in random order, from the dataset's own endless stream. So a small dataset is
+  repeated more often; before it repeats, every sample has come once.
 - epoch: a pass of a node over its samples of one dataset. Its spans follow each other in random
-  order, another one in every epoch.
+  order, another one in every epoch. `SampleOrder.epoch_size`, though, counts the decodes of an
+  epoch of all nodes and datasets together.
 - span: consecutive samples of one shard. It is the whole shard, unless nodes share it, or a subset
   leaves out some.
 - window: `shuffle_shards` consecutive spans of an epoch, whose samples are shuffled together.
@@ -20,9 +22,13 @@ The words of this file, from the large to the small:
 Without nodes, a mix or class balance, the samples of an epoch are these (`counts` of each shard
 that has any):
 
+    # When each shard's turn comes in the epoch: 0 for the first shard.
     turns = np.argsort(rng.permutation(seed, Purpose.SHARD_ORDER, (epoch, 0, 0), len(counts)))
+    # The window of each sample, which is that of its shard.
     windows = np.repeat(turns // shuffle_shards, counts)
+    # A random word for each sample.
     words = rng.random_words(seed, Purpose.SAMPLE_ORDER, (epoch, 0, 0), counts.sum())
+    # Sort by window, and within a window by word.
     samples = np.lexsort((words, windows))
 
 The code gives the same without laying out an epoch before it is reached: at the beginning of one it
@@ -48,7 +54,7 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import UNLABELED
 from adamae.pipeline.shards.index import Tables
 
-# Positions whose datasets are drawn at once, in .5 ms.
+# The most decodes of a node whose datasets are drawn at once, in .5 ms.
 MIX_BLOCK = 2**13
 # A window may be small, or all its videos may be broken: then, any video of the dataset is tried.
 NEARBY_ATTEMPTS = 8
@@ -75,33 +81,39 @@ class SampleOrder:
     """The order of the samples of a dataset, or of a mix of several.
 
     For example, a dataset has shards of 3, 2, 4, 2 and 1 samples: 0-2, 3-4, 5-8, 9-10 and 11. Two
-    canonical nodes fill half of every step of 4 positions each, and 2 spans make a window.
+    canonical nodes fill half of every step of 4 decodes each, and 2 spans make a window.
 
-    1. The shards are divided once, in random order: 11, 9-10, 5-8, 3-4, 0-2. Node 0 owns the first
-       six samples, the spans 11, 9-10 and 5-7; node 1 owns 8, 3-4 and 0-2.
-    2. In epoch 0, node 0 takes its spans in the order 11, 9-10, 5-7. So its windows hold 9 to 11
-       and 5 to 7. The windows of node 1 hold 0 to 4 and 8.
-    3. Each window is shuffled: node 0 gives 10, 9, 11 and 6, 7, 5; node 1 gives 2, 1, 3, 0, 4 and
-       8.
-    4. A step takes the next two samples of each node. Epoch 1 begins at position 12.
+    1. The shards are divided once, in random order: 11, 3-4, 5-8, 0-2, 9-10. Node 0 owns the first
+       six samples, the spans 11, 3-4 and 5-7; node 1 owns 8, 0-2 and 9-10.
+    2. In epoch 0, node 0 takes its spans in the order 3-4, 11, 5-7, and node 1 in the order 8,
+       9-10, 0-2. So the windows of node 0 hold 3, 4, 11 and 5, 6, 7; those of node 1 hold 8, 9, 10
+       and 0, 1, 2.
+    3. Each window is shuffled: node 0 gives 4, 11, 3 and 5, 7, 6; node 1 gives 8, 10, 9 and
+       1, 0, 2.
+    4. A step takes the next two samples of each node. Epoch 1 begins at decode 12.
 
     >>> config = DataConfig(canonical_nodes=2, shuffle_shards=2)
-    >>> order = SampleOrder(dataset, config, seed=0, step_size=4, num_served=2)
-    >>> [order.sample(position) for position in range(12)]
-    [10, 9, 2, 1, 11, 6, 3, 0, 7, 5, 4, 8]
+    >>> order = SampleOrder(dataset, config, seed=9, step_size=4, num_cached_nodes=2)
+    >>> [order.sample(decode) for decode in range(12)]
+    [4, 11, 8, 10, 3, 5, 9, 1, 7, 6, 0, 2]
     """
 
     def __init__(
-        self, dataset: ShardDataset, config: DataConfig, seed: int, step_size: int, num_served: int
+        self,
+        dataset: ShardDataset,
+        config: DataConfig,
+        seed: int,
+        step_size: int,
+        num_cached_nodes: int,
     ) -> None:
         """Divide the shards among the nodes.
 
-        step_size: positions of a step; num_served: canonical nodes whose samples this process asks
-        for. Raise InputError if data.canonical_nodes does not fit the step or the dataset,
-        data.subset asks for more videos than there are, or data.class_balance for classes that are
-        not there.
+        step_size: decodes of a step; num_cached_nodes: the number of canonical nodes that this
+        process reads, which only sizes the caches. Raise InputError if data.canonical_nodes does
+        not fit the step or the dataset, data.subset asks for more videos than there are, or
+        data.class_balance for classes that are not there.
         """
-        self._arguments = (dataset, config, seed, step_size, num_served)
+        self._arguments = (dataset, config, seed, step_size, num_cached_nodes)
         num_nodes = config.canonical_nodes
         if step_size % num_nodes:
             raise InputError(
@@ -124,42 +136,42 @@ class SampleOrder:
                 " labels: remove it"
             )
         self._datasets = [
-            DatasetOrder(member, dataset_id, config, seed, num_served)
+            DatasetOrder(member, dataset_id, config, seed, num_cached_nodes)
             for dataset_id, member in enumerate(members)
         ]
         weights = np.array(config.weights or sizes, dtype=np.float64)
-        # Rounding up gives every dataset at least one position.
+        # Rounding up gives every dataset at least one decode.
         counts = np.ceil(sizes.sum() * weights / weights.sum() - 1e-9).astype(np.int64)
-        self._mix = MixOrder(counts, seed, num_served)
+        self._mix = MixOrder(counts, seed, num_cached_nodes)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickle the arguments alone: a worker process has windows of its own."""
+        """Pickle the arguments alone: caches are not sent."""
         return SampleOrder, self._arguments
 
     @property
     def epoch_size(self) -> int:
-        """The number of positions of an epoch of all datasets and nodes together."""
+        """The number of decodes of an epoch of all datasets and nodes together."""
         return self._mix.epoch_size
 
-    def sample(self, position: int) -> int:
-        """Return the sample at a position of the stream."""
-        dataset_order, node, offset = self._locate(position)
+    def sample(self, decode: int) -> int:
+        """Return the sample of a decode, by its number in the stream."""
+        dataset_order, node, offset = self._locate(decode)
         return dataset_order.sample(node, offset)
 
-    def replacement(self, position: int, fraction: float, attempt: int) -> int:
-        """Choose a sample instead of the one at a position, which is broken.
+    def replacement(self, decode: int, fraction: float, attempt: int) -> int:
+        """Choose a sample instead of that of a decode, which is broken.
 
         fraction: a random number in [0, 1), which chooses among the samples of the same window,
         whose shards are local; after NEARBY_ATTEMPTS, among those of the whole dataset.
         """
-        dataset_order, node, offset = self._locate(position)
+        dataset_order, node, offset = self._locate(decode)
         if attempt <= NEARBY_ATTEMPTS:
             return dataset_order.pick_nearby(node, offset, fraction)
         return dataset_order.pick(fraction)
 
-    def _locate(self, position: int) -> tuple["DatasetOrder", int, int]:
-        """Return the dataset and node of a position, and the offset in the node's stream of it."""
-        step, index = divmod(position, self._step_size)
+    def _locate(self, decode: int) -> tuple["DatasetOrder", int, int]:
+        """Return the dataset and node of a decode, and the offset in the node's stream of it."""
+        step, index = divmod(decode, self._step_size)
         node, index = divmod(index, self._node_step_size)
         offset = step * self._node_step_size + index
         dataset_id = 0
@@ -171,15 +183,18 @@ class SampleOrder:
 class MixOrder:
     """Which dataset fills each offset of a node's stream."""
 
-    def __init__(self, counts: Ints, seed: int, num_served: int) -> None:
-        """counts: samples of each dataset in an epoch of the mix; num_served: see SampleOrder."""
+    def __init__(self, counts: Ints, seed: int, num_cached_nodes: int) -> None:
+        """Count the blocks of an epoch, which is here `epoch_size` decodes of a single node.
+
+        counts: decodes of each dataset in an epoch; num_cached_nodes: see SampleOrder.
+        """
         self.epoch_size = int(counts.sum())
         self._counts = counts
         self._seed = seed
         self._num_blocks = ceil_div(self.epoch_size, MIX_BLOCK)
         # For each node, the block that clips are decoded from, and the one that shards are looked
         # ahead in.
-        self._block = lru_cache(maxsize=2 * num_served)(self._shuffle_block)
+        self._block = lru_cache(maxsize=2 * num_cached_nodes)(self._shuffle_block)
 
     def locate(self, node: int, offset: int) -> tuple[int, int]:
         """Return the dataset at an offset of a node's stream.
@@ -187,8 +202,7 @@ class MixOrder:
         Return also the offset in the stream that the node takes from this dataset.
         """
         epoch, index = divmod(offset, self.epoch_size)
-        # Counts are rounded down, so blocks begin at this estimate or some positions before it,
-        # never behind it.
+        # The estimate is never too large, so search upwards.
         block = index * self._num_blocks // self.epoch_size
         while self._count_before(block + 1).sum() <= index:
             block += 1
@@ -202,15 +216,15 @@ class MixOrder:
         """Count the samples of each dataset in an epoch before a block."""
         return block * self._counts // self._num_blocks
 
-    def _shuffle_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "positions 2"]:
-        """Return the dataset at each position of a block, and the index in its part of the block.
+    def _shuffle_block(self, node: int, epoch: int, block: int) -> Int[np.ndarray, "decodes 2"]:
+        """Return the dataset of each decode of a block, and the index in its part of the block.
 
         For example, two datasets with 3 samples and 1 may give [[0, 0], [1, 0], [0, 1], [0, 2]].
         """
         counts = self._count_before(block + 1) - self._count_before(block)
         sorted_ids = np.repeat(np.arange(len(counts)), counts)
-        stream = (epoch, node, block)
-        order = rng.permutation(self._seed, Purpose.MIX_ORDER, stream, len(sorted_ids))
+        counter = (epoch, node, block)
+        order = rng.permutation(self._seed, Purpose.MIX_ORDER, counter, len(sorted_ids))
         dataset_ids = sorted_ids[order]
         indices = np.empty_like(dataset_ids)
         for dataset_id, count in enumerate(counts.tolist()):
@@ -222,9 +236,9 @@ class DatasetOrder:
     """The endless stream of samples that each canonical node takes from one dataset."""
 
     def __init__(
-        self, member: Member, dataset_id: int, config: DataConfig, seed: int, num_served: int
+        self, member: Member, dataset_id: int, config: DataConfig, seed: int, num_cached_nodes: int
     ) -> None:
-        """Divide the spans of a dataset among the nodes; num_served: see SampleOrder."""
+        """Divide the spans of a dataset among the nodes; num_cached_nodes: see SampleOrder."""
         self._member = member
         self._id = dataset_id
         self._seed = seed
@@ -236,13 +250,13 @@ class DatasetOrder:
         self._spans = member.spans
         if self._num_nodes > 1:
             # Neighboring shards may hold similar videos, and a node should see all kinds.
-            stream = (dataset_id, 0, 0)
-            order = rng.permutation(seed, Purpose.NODE_ORDER, stream, len(member.spans))
+            counter = (dataset_id, 0, 0)
+            order = rng.permutation(seed, Purpose.NODE_ORDER, counter, len(member.spans))
             self._spans = member.spans[order]
         # A node's stream is read at two offsets: where clips are decoded, and where shards are
         # looked ahead. At either, the next epoch and the next window are asked for before the last
         # one is done with.
-        num_readers = 2 * num_served
+        num_readers = 2 * num_cached_nodes
         self._node_spans = lru_cache(maxsize=num_readers)(self._cut_spans)
         self._epoch = lru_cache(maxsize=3 * num_readers)(self._order_spans)
         self._window = lru_cache(maxsize=4 * num_readers)(self._shuffle_window)
@@ -300,8 +314,8 @@ class DatasetOrder:
     def _order_spans(self, node: int, epoch: int) -> tuple[Ints, Ints]:
         """Return the order of a node's spans in an epoch, and where each ends in the epoch."""
         counts = self._node_spans(node)[:, 1]
-        stream = (epoch, self._id, node)
-        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, stream, len(counts))
+        counter = (epoch, self._id, node)
+        order = rng.permutation(self._seed, Purpose.SHARD_ORDER, counter, len(counts))
         return order, np.cumsum(counts[order])
 
     def _shuffle_window(self, node: int, epoch: int, window: int) -> Ints:
@@ -310,13 +324,13 @@ class DatasetOrder:
         start = window * self._window_spans
         in_window = np.sort(order[start : start + self._window_spans])
         spans = self._node_spans(node)[in_window].tolist()
-        stream = (epoch, self._id, 0)
+        counter = (epoch, self._id, 0)
         samples = []
         words = []
         for first, count in spans:
             samples.append(np.arange(first, first + count))
             # The word of a sample follows from its number, whatever else is in the window.
-            words.append(rng.random_words(self._seed, Purpose.SAMPLE_ORDER, stream, count, first))
+            words.append(rng.random_words(self._seed, Purpose.SAMPLE_ORDER, counter, count, first))
         shuffle = np.argsort(np.concatenate(words), kind="stable")
         shuffled = np.concatenate(samples)[shuffle]
         if not self._class_weights:
@@ -324,12 +338,12 @@ class DatasetOrder:
         first_sample = spans[0][0]
         return self._balance(shuffled, (epoch, self._id, first_sample))
 
-    def _balance(self, samples: Ints, stream: tuple[int, int, int]) -> Ints:
+    def _balance(self, samples: Ints, counter: tuple[int, int, int]) -> Ints:
         """Repeat some samples of a window and leave out others, as many in all, and shuffle them.
 
         This is systematic resampling: a sample whose weight is a fraction f of the window's gets f
-        * len(samples) positions, rounded up or down at random. For example, weights 1, 1 and 2 give
-        .75, .75 and 1.5 positions, which end at .75, 1.5 and 3; moved by the random number .4, they
+        * len(samples) decodes, rounded up or down at random. For example, weights 1, 1 and 2 give
+        .75, .75 and 1.5 decodes, which end at .75, 1.5 and 3; moved by the random number .4, they
         end at 1.15, 1.9 and 3 (the end stays), rounded down at 1, 1 and 3: the samples are repeated
         1, 0 and 2 times. Only the labels of the window are read.
         """
@@ -339,8 +353,8 @@ class DatasetOrder:
         weights = [self._weigh_sample(labels) for labels in self._member.tables.read_labels(rows)]
         count = len(samples)
         purpose = Purpose.CLASS_BALANCE
-        words = rng.random_words(self._seed, purpose, stream, count)
-        (shift,) = rng.uniforms(self._seed, purpose, stream, 1, first=count)
+        words = rng.random_words(self._seed, purpose, counter, count)
+        (shift,) = rng.uniforms(self._seed, purpose, counter, 1, first=count)
         ends = np.cumsum(weights)
         ends = ends / ends[-1] * count + shift
         # The last end stays at the number of samples; the shift moves it beyond.

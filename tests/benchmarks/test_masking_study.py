@@ -80,7 +80,7 @@ def test_a_study_resumes_and_is_added_to(
     moved = [word.replace(shards, str(tmp_path / "moved")) for word in command]
     assert len(run_study(parse_arguments([*moved, *first]))) == 2
     for changed in ("optimizer.base_lr=1", "--labels=7"):
-        with pytest.raises(InputError, match="made with other settings"):
+        with pytest.raises(InputError, match="made with other overrides"):
             run_study(parse_arguments([*command, changed, *first]))
 
 
@@ -126,7 +126,9 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
     study = Study(parse_arguments(["--preset", preset, *SHARDS, "--seeds", "0", "1"]), tmp_path)
     assert len(study.points) == 2 * len(PRESETS[preset]["points"])
     assert study.points[0].tasks == ["pretrain", "attentive_probe", "finetune"]
-    recipe = parse([*study.settings(Point("scratch", None, 0), "finetune"), "data.shards=here"])
+    recipe = parse(
+        [*study.make_overrides(Point("scratch", None, 0), "finetune"), "data.shards=here"]
+    )
     assert recipe.finetune.layer_decay >= 0.9, "from scratch, its first layers hardly learn"
     ratios = ["--strategies", "tube", "scratch", "--ratios", "0.5", "0.9", "--seeds", "7"]
     study = Study(parse_arguments(["--preset", preset, *SHARDS, *ratios]), tmp_path)
@@ -157,14 +159,14 @@ def test_bad_arguments_are_refused_before_training(
         run_study(parse_arguments([*arguments, "--output", str(tmp_path)]))
 
 
-def test_a_strategy_names_settings(tmp_path: Path) -> None:
+def test_a_strategy_names_overrides(tmp_path: Path) -> None:
     strategies = ["random:model.decoder_depth=1,steps=7", "scratch:steps=9"]
     arguments = [*SHARDS, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]
     study = Study(parse_arguments(arguments), tmp_path)
     random, scratch = study.points
     assert scratch.tasks == ["finetune"]
-    assert "steps=9" in study.settings(scratch, "finetune")
-    config = parse([*study.settings(random, "pretrain"), "data.shards=here"])
+    assert "steps=9" in study.make_overrides(scratch, "finetune")
+    config = parse([*study.make_overrides(random, "pretrain"), "data.shards=here"])
     assert config.steps == 7
     assert config.seed == 3
     assert config.model.masking == "random"

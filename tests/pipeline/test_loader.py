@@ -29,6 +29,7 @@ from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.crops import Crop
 from adamae.pipeline.planning.plan import EvaluationPlan
 from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import UNLABELED
 from adamae.shard_tools.codecs import CODECS
 
 
@@ -48,8 +49,15 @@ def test_clips_show_the_frames_of_the_plan(
         assert batch.clip.shape == (4, 8, 32, 32, 3)
         assert batch.clip.dtype == torch.uint8
         assert batch.clip.is_contiguous()
-        for key, label in zip(batch.keys, batch.labels.tolist(), strict=True):
-            assert label == (int(key[1:]) % 3 if source == "short" else -1)
+        assert batch.labels.tolist() == [expected_label(source, key) for key in batch.keys]
+
+
+def expected_label(source: str, key: str) -> int:
+    """Return the label of a video: `short` has three classes in turn, the others have none."""
+    if source != "short":
+        return UNLABELED
+    number = int(key.removeprefix("v"))
+    return number % 3
 
 
 def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path) -> None:
@@ -86,37 +94,39 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
         x, y, width, height = row.crop
         left, right = (red[-1], red[0]) if row.flip else (red[0], red[-1])
         borders = np.array([left, right, green[0], green[-1]])
+        # The centers of the outer ones of 32 pixels lie width / 64 inside the box. The 4 is for
+        # compression and for rounding: a level of red is 1.25 stored pixels wide.
         assert np.abs(borders - [x, x + width, y, y + height]).max() < width / 64 + 4
 
 
 @pytest.mark.parametrize(
     ("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")]
 )
-def test_clips_do_not_depend_on_threads_prefetch_start_or_size_of_the_batch(
+def test_clips_do_not_depend_on_workers_prefetch_start_or_size_of_the_batch(
     request: pytest.FixtureRequest, source: str, decoder: Decoder
 ) -> None:
-    """Nor on the number of DALI's pipelines, which on a CPU is that of the workers.
+    """Also vary DALI's pipelines (one per worker on a CPU) and joining.
 
-    So they do not depend on which videos are joined for it: in batches of two clips, none.
+    In batches of two clips, none are joined.
     """
     dataset = request.getfixturevalue(source)
 
-    def clips(first: int, count: int, threads: int, prefetch: int, size: int = 4) -> torch.Tensor:
+    def clips(first: int, count: int, workers: int, prefetch: int, size: int = 4) -> torch.Tensor:
         config = DataConfig(
-            frame_stride=1, repeats=2, decoder=decoder, num_workers=threads, prefetch=prefetch
+            frame_stride=1, repeats=2, decoder=decoder, num_workers=workers, prefetch=prefetch
         )
         batches = first_batches(dataset, config, count, first, batch_size=size)
         return torch.cat([batch.clip for batch in batches])
 
-    whole = clips(0, 9, threads=1, prefetch=1)
-    assert torch.equal(clips(0, 9, threads=4, prefetch=3), whole)
-    assert torch.equal(clips(3, 6, threads=2, prefetch=2), whole[12:])
-    assert torch.equal(clips(0, 2, threads=1, prefetch=2, size=18), whole)
-    assert torch.equal(clips(0, 18, threads=2, prefetch=2, size=2), whole)
+    whole = clips(0, 9, workers=1, prefetch=1)
+    assert torch.equal(clips(0, 9, workers=4, prefetch=3), whole)
+    assert torch.equal(clips(3, 6, workers=2, prefetch=2), whole[12:])
+    assert torch.equal(clips(0, 2, workers=1, prefetch=2, size=18), whole)
+    assert torch.equal(clips(0, 18, workers=2, prefetch=2, size=2), whole)
 
 
 @pytest.mark.parametrize("decoder", ["pyav", "dali"])
-def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
+def test_a_step_reads_its_own_positions(vp9: ShardDataset, decoder: Decoder) -> None:
     """Steps in a row read on from one stream; any other step starts a new one."""
     config = DataConfig(frame_stride=1, decoder=decoder)
     with open_loader(vp9, config, batch_size=2, global_batch=6) as (plan, loader):
@@ -133,12 +143,15 @@ def test_micro_batches_of_a_step(vp9: ShardDataset, decoder: Decoder) -> None:
 def test_an_evaluation_plan_ends(short: ShardDataset) -> None:
     config = DataConfig(frame_stride=1)
     settings = {"num_frames": 8, "image_size": 32, "num_temporal": 2, "num_spatial": 3}
+    # 12 videos × 2 temporal × 3 spatial views are 72 clips: 8 batches of 9, and half of them for
+    # this rank.
     plan = EvaluationPlan(short, config, batch_size=9, rank=1, world_size=2, **settings)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         batches = list(loader.batches(0))
     assert len(batches) == 4
     for index, batch in enumerate(batches):
         assert batch.positions == [row.position for row in plan.batch(index)]
+    # The last batch has what remains of the 72 clips.
     plan = EvaluationPlan(short, config, batch_size=27, **settings)
     with ClipLoader(short, plan, CPU, config, None) as loader:
         assert [len(batch.keys) for batch in loader.batches(0)] == [27, 27, 18]

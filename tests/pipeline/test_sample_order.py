@@ -18,7 +18,7 @@ from adamae.pipeline.planning.rng import Purpose
 from adamae.pipeline.planning.sample_order import SampleOrder
 from adamae.pipeline.shards.dataset import ShardDataset
 
-# Positions of a step.
+# Decodes of a step.
 STEP = 12
 
 
@@ -82,15 +82,15 @@ def test_the_example_in_the_docstring_is_right() -> None:
     assert result.attempted == 3
     assert result.failed == 0
     config = DataConfig(canonical_nodes=2, shuffle_shards=2)
-    order = SampleOrder(dataset, config, seed=0, step_size=4, num_served=2)
+    order = SampleOrder(dataset, config, seed=9, step_size=4, num_cached_nodes=2)
     nodes = order._datasets[0]
-    assert nodes._spans.tolist() == [[11, 1], [9, 2], [5, 4], [3, 2], [0, 3]]
-    assert nodes._cut_spans(node=0).tolist() == [[5, 3], [9, 2], [11, 1]]
-    assert nodes._cut_spans(node=1).tolist() == [[0, 3], [3, 2], [8, 1]]
+    assert nodes._spans.tolist() == [[11, 1], [3, 2], [5, 4], [0, 3], [9, 2]]
+    assert nodes._cut_spans(node=0).tolist() == [[3, 2], [5, 3], [11, 1]]
+    assert nodes._cut_spans(node=1).tolist() == [[0, 3], [8, 1], [9, 2]]
     windows = [
         nodes._shuffle_window(node, 0, window).tolist() for node in (0, 1) for window in (0, 1)
     ]
-    assert windows == [[10, 9, 11], [6, 7, 5], [2, 1, 3, 0, 4], [8]]
+    assert windows == [[4, 11, 3], [5, 7, 6], [8, 10, 9], [1, 0, 2]]
 
 
 @given(
