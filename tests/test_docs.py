@@ -34,7 +34,7 @@ PAGES = [*(ROOT / f"{name}.md" for name in TOP), *sorted((ROOT / "docs").glob("*
 # Its commands belong to the commits that it names, so only its links are checked.
 NOTEBOOK = ROOT / "benchmarks/experiments.md"
 # Programs that need not be installed; only the files that their commands name are checked.
-OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf"}
+OTHER_PROGRAMS = {"docker", "sbatch", "sky", "kubectl", "pip", "apt-get", "source", "hf", "git"}
 METRICS = (
     "step",
     "lr",
