@@ -54,12 +54,12 @@ from importlib import import_module
 
 import torch
 from adamae.benchmarks import harness
-from adamae.pipeline.decoding import dali
+from adamae.pipeline.decoding import gpu_codecs
 
 torch.distributions.Distribution.set_default_validate_args(False)
 # cuDNN and DALI look for the GPU by themselves, and find none.
 torch.backends.cudnn.enabled = False
-dali.try_decoding = lambda *_: "it needs a GPU"
+gpu_codecs.try_decoding = lambda *_: "it needs a GPU"
 harness.require = lambda *_: None
 from adamae.benchmarks import kernel_speed, train_throughput
 
@@ -88,7 +88,8 @@ torch.Tensor.__getitem__ = select
 torch.Tensor.__invert__ = mark_inverted
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    module = import_module(sys.argv[0].removesuffix(".py").replace("/", "."))
+    name = sys.argv[0].removesuffix(".py").replace("/", ".")
+    module = import_module(f"adamae.{name}")
     sys.exit(module.main(sys.argv[1:]))
 """
 # Stands for the interpreter: everything but pytest runs by UNCHECKED.
