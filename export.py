@@ -121,7 +121,7 @@ def export_weights(weights: Weights, source: Path, options: argparse.Namespace) 
 def drop_unusual_decoder(weights: Weights) -> Weights:
     """Remove a decoder, and its sampler, that other projects cannot use.
 
-    Theirs predict pixels, by self-attention among all tokens.
+    VideoMAE's decoder predicts pixels, by self-attention among all tokens.
     """
     if weights.config.target == "pixels" and weights.config.decoder_attention == "self":
         return weights

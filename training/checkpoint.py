@@ -180,6 +180,6 @@ def _describe_fault(error: Exception) -> str:
 
 def _hash_files(files: list[Path]) -> dict[str, str]:
     """Return the SHA-256 of each file by its name."""
-    # Hashing releases Python's lock, so the files of a checkpoint are hashed side by side.
+    # Hashing releases the GIL, so the files of a checkpoint are hashed side by side.
     with ThreadPoolExecutor(max_workers=4) as pool:
         return dict(zip((file.name for file in files), pool.map(hash_file, files), strict=True))
