@@ -1,7 +1,7 @@
 """The vision transformer that pre-training is for, alone or as a part of AdaMAE."""
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,6 @@ from adamae.model.masking import AdaptiveMasking, MaskingStrategy, make_masking
 from adamae.model.tokenizer import Tokenizer, position_table
 
 Selection = Literal["adaptive", "motion", "random"]
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 class Features(NamedTuple):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from adamae import extract_features
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
-from adamae.model.encoder import SELECTIONS, VideoEncoder
+from adamae.model.encoder import Selection, VideoEncoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.load_model import load_encoder
 from adamae.pipeline.decoding.video import Video
@@ -287,7 +287,7 @@ def test_selected_tokens() -> None:
     clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
     # Only the lower half moves.
     clip[:, :, :16] = clip[:, :1, :16]
-    for by in SELECTIONS:
+    for by in get_args(Selection):
         ids = encoder.select_tokens(clip, 0.25, by)
         assert ids.shape == (3, 8)
         assert (ids.diff(dim=1) > 0).all()
