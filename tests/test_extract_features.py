@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,11 +22,13 @@ from adamae.model.config import ModelConfig
 from adamae.model.encoder import Selection, VideoEncoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.load_model import load_encoder
+from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.video import Video
 from adamae.pipeline.planning.crops import FrameSize
+from adamae.pipeline.planning.plan import frame_step, strided_frames
 from adamae.shard_tools import make_shards
 from adamae.training.held_out import read_features
-from adamae.training.video_windows import make_scaler
+from adamae.training.video_windows import WindowReader, make_scaler, round_half_up
 
 CONFIG = ModelConfig(
     encoder_width=48,
@@ -112,14 +114,57 @@ def test_of_videos_with_fewer_frames_a_second_some_are_repeated(
     videos: Path, shards: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert extract(videos, tmp_path / "of files", weights, "--fps", "16", "--stride", "2") == 0
-    assert "v0.mp4 has 8 frames a second: some are repeated for --fps 16" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("some of their frames are repeated") == 1
     assert extract(shards, tmp_path / "of shards", weights, "--fps", "16", "--stride", "2") == 0
     for i in range(5):
         of_file = load_file(tmp_path / f"of files/class {i % 2}/v{i}.mp4.safetensors")
         of_shard = load_file(tmp_path / f"of shards/a/v{i}.safetensors")
-        # Each frame is sampled twice.
-        assert len(of_file["features"]) == (2 * (20 + i) - 4) // 2 + 1
+        # As in training, the frames of the first windows are 0 1 1 2, 1 2 2 3, …
+        assert len(of_file["features"]) == 20 + i - 2
+        assert of_file["frames"][:2].tolist() == [[0, 2], [1, 3]]
         torch.testing.assert_close(of_shard["features"], of_file["features"])
+
+
+def test_windows_have_the_frames_of_training_at_any_rate(tmp_path: Path) -> None:
+    """Of 8 frames per second, 2.56 are 3.125 apart, as 8 of 25 are, and training rounds."""
+    location = tmp_path / "video.mp4"
+    location.write_bytes(encode(80))
+    shards = write_shards(tmp_path / "shards", [("video", location.read_bytes())])
+    data = DataConfig(fps=2.56)
+    step = frame_step(8.0, 1, data)
+    for length, stride in ((16, 16), (8, 3)):
+        for source in (location, shards):
+            reader = WindowReader(data, FrameSize(32, 32), length, stride)
+            (video,) = reader.list_videos(str(source))
+            *windows, end = reader.read_windows(video)
+            assert not end.frames
+            firsts = []
+            last = 0
+            for window in windows:
+                first = window.frames[0].number
+                firsts.append(first)
+                clip = [first + number for number in strided_frames(80, length, step, 0)]
+                assert [frame.number for frame in window.frames] == clip
+                last = clip[-1]
+                assert [frame.time for frame in window.frames] == [number / 8 for number in clip]
+            assert firsts == [
+                round_half_up(Fraction(25, 8) * k * stride) for k in range(len(firsts))
+            ]
+            assert 80 - 3.125 * stride - 1 < last < 80
+    short = WindowReader(data, FrameSize(32, 32), 40, 40)
+    (video,) = short.list_videos(str(location))
+    window, _ = short.read_windows(video)
+    assert [frame.number for frame in window.frames] == list(strided_frames(80, 40, step, 0))
+
+
+def test_rates_of_ntsc_are_whole_ones() -> None:
+    """Videos of 7.992 frames per second show each frame once at fps=8, and none is repeated."""
+    assert frame_step(8000 / 1001, 1, DataConfig(fps=8)) == 1
+    assert frame_step(30000 / 1001, 1, DataConfig(fps=10)) == 3
+    assert frame_step(25.0, 1, DataConfig(fps=8)) == 3.125
+    assert frame_step(7.9, 1, DataConfig(fps=8)) == 7.9 / 8
+    rates = np.array([24000 / 1001, 25.0])
+    assert frame_step(rates, np.ones(2), DataConfig(fps=8)).tolist() == [3, 3.125]
 
 
 def test_resuming_makes_only_what_is_missing_and_all_splits_are_taken(
@@ -297,25 +342,6 @@ def test_selected_tokens() -> None:
         assert torch.equal(pooled, encoder.encoder(tokens).mean(dim=1))
     moves = encoder.select_tokens(clip, 0.25, "motion") % 16 >= 8
     assert moves.float().mean() > 0.8
-
-
-def test_a_fraction_of_the_tokens(shards: Path, weights: Path, tmp_path: Path) -> None:
-    options = ["--stride", "1", "--part", "1/5"]
-    assert extract(shards, tmp_path / "some", weights, *options, "--keep", "0.25") == 0
-    assert extract(shards, tmp_path / "all", weights, *options) == 0
-    of_some = load_file(tmp_path / "some/a/v0.safetensors")["features"]
-    of_all = load_file(tmp_path / "all/a/v0.safetensors")["features"]
-    assert of_some.shape == of_all.shape
-    assert not torch.equal(of_some, of_all)
-    config = replace(CONFIG, masking="random")
-    no_sampler = tmp_path / "random.safetensors"
-    pretrained.save(no_sampler, AdaMAE(config).state_dict(), pretrained.make_metadata(config))
-    with pytest.raises(InputError, match="no token sampler to select tokens by"):
-        extract(shards, tmp_path / "none", no_sampler, "--keep", "0.25")
-    with pytest.raises(InputError, match=r"keep is 0\.01, 0 of 32 tokens"):
-        extract(shards, tmp_path / "none", weights, "--keep", "0.01")
-    with pytest.raises(InputError, match="--keep encodes a fraction: leave out one"):
-        extract(shards, tmp_path / "none", weights, "--keep", "0.5", "--tokens")
 
 
 def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
-from adamae.common.atomic_io import atomic_write
+from adamae.common.atomic_io import atomic_write, write_json
+from adamae.common.errors import InputError
 from adamae.model.weights.tensor_files import save_tensors
 from adamae.shard_tools.inputs.location import import_pyarrow
 from adamae.shard_tools.plan import make_key
@@ -238,6 +239,23 @@ def save_parquet(path: Path, arrays: Arrays, metadata: dict[str, Any]) -> None:
         pyarrow.array(features.ravel()), features.shape[1]
     )
     parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_settings(output: Path, settings: dict[str, Any]) -> None:
+    """Write features.json; raise InputError if `output` was begun with other settings."""
+    file = output / "features.json"
+    if not file.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(file, settings)
+        return
+    # Nothing in the files of features says which settings they were made with.
+    before = json.loads(file.read_text(encoding="utf-8"))
+    if before != settings:
+        names = settings | before
+        changed = ", ".join(name for name in names if before.get(name) != settings.get(name))
+        raise InputError(
+            f"{output} has features made with another {changed}: choose another OUT, or remove it"
+        )
 
 
 class StoredFeatures(NamedTuple):

@@ -26,6 +26,8 @@ from adamae.pipeline.shards.format import Sample
 
 # A few short videos must not decide the stride of all: so many may be shorter than a clip.
 MAX_SHORT_FRACTION = 0.05
+# By which a frame rate of NTSC, 30000/1001 instead of 30, is off, and a little more.
+NTSC_TOLERANCE = 1.001e-3
 
 Number = TypeVar("Number", float, np.ndarray)
 
@@ -358,8 +360,18 @@ def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number
     fps: of the stored video, which keeps one of every `stored_stride` frames of its source.
     """
     if config.fps:
-        return fps / config.fps
+        return _round_step(fps / config.fps)
     return (config.frame_stride or DEFAULT_STRIDE) / stored_stride
+
+
+def _round_step(step: Number) -> Number:
+    """Return the whole number that a step is within NTSC's tolerance, else the step itself.
+
+    Every third frame of 24000/1001 per second is 7.992 per second. For fps=8, each of them is
+    sampled: otherwise, one of a thousand would be repeated.
+    """
+    whole = np.rint(step)
+    return step + (whole - step) * (abs(whole - step) <= NTSC_TOLERANCE * step)
 
 
 def largest_stride(counts: np.ndarray, num_frames: int) -> int:
@@ -386,10 +398,15 @@ def strided_frames(
            x        x     x        x            strided_frames(12, 4, 2.5, 0.3) == (1, 4, 6, 9)
         x        x  xx                          strided_frames(5, 4, 2.5, 0.3) == (0, 3, 4, 4)
     """
-    offsets = [math.floor(index * step + 0.5) for index in range(num_frames)]
+    offsets = clip_offsets(num_frames, step)
     num_starts = max(1, num_available - offsets[-1])
     start = min(int(fraction * num_starts), num_starts - 1)
     return tuple(min(start + offset, num_available - 1) for offset in offsets)
+
+
+def clip_offsets(num_frames: int, step: float) -> list[int]:
+    """Return how far each frame of a clip is from the first one: the nearest frames to `step`."""
+    return [math.floor(index * step + 0.5) for index in range(num_frames)]
 
 
 def segment_frames(num_available: int, numbers: list[float]) -> tuple[int, ...]:
