@@ -24,7 +24,9 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
 COPY . /adamae/
 
 # The package is imported by its link: its folder on PYTHONPATH would hide packages of other names (adamae/__init__.py).
-RUN ln -s /adamae/adamae "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/adamae"
+RUN ln -s /adamae/adamae "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/adamae" \
+ && printf '#!/opt/venv/bin/python\nfrom adamae.__main__ import main\nmain()\n' > /opt/venv/bin/adamae \
+ && chmod 755 /opt/venv/bin/adamae
 
 # video: NVDEC, without which DALI cannot decode on the GPU.
 # USER is for users without a name (getpass); the entry point gives every user a HOME in /adamae/cache.

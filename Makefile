@@ -6,26 +6,11 @@ BIN := .venv/bin
 .PHONY: demo test test-all fuzz lint clean image image-base image-buildah bench-gpu pins
 
 # Videos -> shards -> pre-training -> figures -> report, on synthetic videos, or on yours: make demo VIDEOS=folder.
-DEMO := demo/$(if $(VIDEOS),own,synthetic)
-DEMO_VIDEOS := $(or $(VIDEOS),$(DEMO)/videos)
-DEMO_SHARDS := $(DEMO)/shards$(if $(VIDEOS),/train)
-DEMO_UNSEEN := $(if $(VIDEOS),$(DEMO)/shards/validation,$(DEMO)/unseen)
+# OPTIONS are those of `adamae shards`, such as OPTIONS="--group-by folder:2".
+OPTIONS ?=
 
-demo: .venv/installed $(if $(VIDEOS),,$(DEMO)/videos/.done $(DEMO)/unseen/.done)
-	$(BIN)/python shard_tools/make_shards.py "$(DEMO_VIDEOS)" $(DEMO)/shards --frame-stride 2 --max-rejects 0.5 $(if $(VIDEOS),--hold-out 0.2)
-	$(BIN)/python train.py --config configs/demo.yaml data.shards=$(DEMO_SHARDS) $(if $(VIDEOS),evaluation.shards=$(DEMO_UNSEEN)) run=$(DEMO)/run
-	$(BIN)/python visualize.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)/figures
-	@$(BIN)/python benchmarks/motion_report.py $(DEMO)/run "$(DEMO_UNSEEN)" --output $(DEMO)
-	@if [ -n "$(VIDEOS)" ] && [ "$$(grep -c -e '"num_unlabeled": 0' -e '"multi_label": false' $(DEMO_SHARDS)/dataset.json)" = 2 ]; then \
-	  $(BIN)/python benchmarks/linear_baseline.py $(DEMO_SHARDS) $(DEMO_UNSEEN) --model $(DEMO)/run --output $(DEMO); fi
-	@echo "pictures: $(DEMO)/figures"
-	@echo "report: $(DEMO)/run/report.html"
-
-demo/synthetic/videos/.done: OPTIONS := --num-videos 96 --seed 0
-demo/synthetic/unseen/.done: OPTIONS := --num-videos 16 --seed 1
-demo/synthetic/%/.done: | .venv/installed
-	$(BIN)/python shard_tools/synthetic_videos.py $(@D) $(OPTIONS) --size 64 --num-frames 64
-	touch $@
+demo: .venv/installed
+	$(BIN)/adamae demo $(if $(VIDEOS),"$(VIDEOS)") $(OPTIONS)
 
 # worksteal keeps most of a file's tests, and so its fixtures, in one process.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
@@ -56,6 +41,7 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing PyTorch with CUDA, DALI and others into .venv: 7.3 GB. Without a GPU, README has a smaller way."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda13]'
 	touch $@
 

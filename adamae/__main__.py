@@ -1,31 +1,33 @@
-"""Run a command of an installed package: `python -m adamae train --config my.yaml`."""
+"""`adamae`, the command of an installed package, and `python -m adamae`.
 
+`adamae train --config my.yaml` runs train.py, and so on; see `adamae --help`.
+"""
+
+import difflib
 import runpy
 import sys
 
-COMMANDS = {
-    "train": "adamae.train",
-    "evaluate": "adamae.evaluate",
-    "extract_features": "adamae.extract_features",
-    "visualize": "adamae.visualize",
-    "preview": "adamae.preview",
-    "export": "adamae.export",
-    "doctor": "adamae.doctor",
-    "make_shards": "adamae.shard_tools.make_shards",
-    "check_shards": "adamae.shard_tools.check_shards",
-}
+from adamae.common import commands
+from adamae.common.logging import log
 
 
 def main() -> None:
     """Run the command that the first argument names, as its file would run with the others."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name not in COMMANDS:
-        usage = f"usage: python -m adamae COMMAND [ARGUMENT ...]\ncommands: {', '.join(COMMANDS)}\n"
-        sys.stderr.write(usage)
-        sys.exit(0 if name in ("-h", "--help") else 2)
+    if name in ("-h", "--help"):
+        for line in commands.list_commands():
+            log(line)
+        sys.exit(0)
+    if name not in commands.COMMANDS:
+        similar = difflib.get_close_matches(name, commands.COMMANDS, n=1)
+        advice = f"did you mean {similar[0]}? " if similar else ""
+        log(f"error: there is no command {name}: {advice}`adamae --help` lists all", sys.stderr)
+        sys.exit(2)
+    del sys.argv[1]
     # Errors and --help name the command as it was called.
-    sys.argv[:2] = [f"adamae {name}"]
-    runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
+    commands.called_as = f"adamae {name}"
+    module = commands.COMMANDS[name].module
+    runpy.run_module(f"adamae.{module}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

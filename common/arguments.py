@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, NoReturn
 
+from adamae.common import commands
 from adamae.common.errors import InputError
 
 # How argparse's message about options begins that it does not have.
@@ -17,8 +18,12 @@ class ArgumentParser(argparse.ArgumentParser):
     """A parser whose help is a docstring, and which raises InputError instead of printing usage."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
+        # A subparser is told its own name.
+        options.setdefault("prog", commands.called_as or None)
         super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+            description=commands.name_as_called(description or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
         )
 
     def error(self, message: str) -> NoReturn:

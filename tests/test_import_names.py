@@ -61,10 +61,16 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"adamae"}
     assert {f"adamae/{command}.py" for command in COMMANDS} < set(names)
-    assert "adamae/training/report.html.jinja" in names
+    assert {"adamae/training/report.html.jinja", "adamae/configs/demo.yaml"} < set(names)
 
 
-@pytest.mark.parametrize("command", ["adamae", "adamae train", "adamae make_shards"])
+def test_the_wheel_puts_adamae_on_the_path(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (file,) = [name for name in archive.namelist() if name.endswith("/entry_points.txt")]
+    assert "adamae = adamae.__main__:main" in archive.read(file).decode().splitlines()
+
+
+@pytest.mark.parametrize("command", ["adamae", "adamae train", "adamae shards", "adamae demo"])
 def test_an_installed_wheel_runs_commands(command: str, wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     words = [sys.executable, "-m", *command.split(), "--help"]

@@ -20,28 +20,27 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from adamae.common.commands import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 ADVISORIES = json.loads((ROOT / "tests" / "advisories.json").read_text(encoding="utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PINS = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#")]
-COMMANDS = [
-    *sorted(file for file in ROOT.glob("*.py") if file.name != "hubconf.py"),
-    *(ROOT / f"shard_tools/{name}.py" for name in ("make_shards", "check_shards")),
-]
 HEAVY = {"torch", "timm", "torchvision", "triton", "transformers", "matplotlib", "nvidia.dali"}
 
 HELP = """
-import contextlib, io, runpy, sys
-for script in sys.argv[2:]:
-    sys.argv = [script, "--help"]
+import contextlib, io, sys
+from adamae.__main__ import main
+for name in sys.argv[2:]:
+    sys.argv = ["adamae", name, "--help"]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
-            runpy.run_path(script, run_name="__main__")
+            main()
         except SystemExit as end:
-            assert not end.code, script
-    assert "usage: " in out.getvalue(), script
-    assert not {HEAVY} & set(sys.modules), (script, {HEAVY} & set(sys.modules))
+            assert not end.code, name
+    assert out.getvalue().startswith(f"usage: adamae {name} "), out.getvalue()
+    assert not {HEAVY} & set(sys.modules), (name, {HEAVY} & set(sys.modules))
 """
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from adamae.common import commands
 from adamae.common.config_fields import check_ranges, flatten, free_keys, option
 from adamae.common.errors import InputError
 from adamae.model.config import ModelConfig
@@ -164,12 +165,14 @@ def _parser() -> "ConfigParser":
     # jsonargparse, which a configuration that is made in Python does not need.
     from adamae.common.config_parser import ConfigParser
 
-    usage = "train.py [--config FILE ...] [section.key=value ...]"
+    # Commands that measure or show a run take its configuration too, and name this one for help.
+    name = "adamae train" if commands.called_as else "train.py"
+    usage = f"{name} [--config FILE ...] [section.key=value ...]"
     about = (
         "Pre-train or fine-tune AdaMAE on shards. Keys may be written without the dashes:"
         " model.size=tiny"
     )
-    return ConfigParser("train.py", usage, about, TrainConfig)
+    return ConfigParser(name, usage, about, TrainConfig)
 
 
 def parse(arguments: list[str]) -> TrainConfig:
