@@ -74,6 +74,12 @@ def command_line(name: str, *arguments: object) -> str:
     return shlex.join([*words, *map(str, arguments)])
 
 
+def repeat_command(*options: str) -> str:
+    """Return the command line of this process with more `options`, to be copied into a shell."""
+    words = called_as.split() or ["python", sys.argv[0]]
+    return shlex.join([*words, *sys.argv[1:], *options])
+
+
 def run_step(step: str, *arguments: object) -> None:
     """Run a command, or a module below `adamae`, and exit with its status if that is not 0.
 

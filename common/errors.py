@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -62,8 +62,22 @@ if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 class InputError(Exception):
     """The user's input cannot be used.
 
-    The message is one sentence: what is wrong, where, and what to do.
+    The message is one sentence: what is wrong, where, and what to do. `details` are lines that are
+    printed below it.
     """
+
+    details: Sequence[str] = ()
+
+
+class QuestionError(InputError):
+    """The input can be read in several ways, or in one that the user should see first.
+
+    details: the readings, each with the command to copy, the best proposal first.
+    """
+
+    def __init__(self, what: str, details: Sequence[str]) -> None:
+        super().__init__(f"{what}: run one of the commands below (nothing was written)")
+        self.details = details
 
 
 class PeerLostError(InputError):
@@ -100,7 +114,8 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        _exit(f"error: {error}", 2, is_cause=not isinstance(error, PeerLostError))
+        is_cause = not isinstance(error, PeerLostError)
+        _exit(f"error: {error}", 2, is_cause=is_cause, details=error.details)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in LAZY_PACKAGES:
@@ -150,9 +165,12 @@ def name_disk_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
-def _exit(sentence: str, code: int, *, is_cause: bool = True) -> NoReturn:
+def _exit(
+    sentence: str, code: int, *, is_cause: bool = True, details: Sequence[str] = ()
+) -> NoReturn:
     """Log the sentence, for torchrun too, and exit; not `is_cause`: another rank has the cause."""
-    log(sentence, sys.stderr)
+    for line in (sentence, *details):
+        log(line, sys.stderr)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
         # torchrun reports the failure with the earliest timestamp, in whole seconds. A consequence

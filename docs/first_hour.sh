@@ -4,7 +4,8 @@
 #
 #   bash docs/first_hour.sh VIDEOS [OUT]
 #
-# The defaults are small enough for a CPU; set variables to change them: STEPS=300 SIZE=tiny IMAGE=64 FRAMES=8.
+# The defaults are small enough for a CPU; set variables to change them: STEPS=300 SIZE=tiny IMAGE=64 FRAMES=8. LABELS
+# answers make_shards.py if it asks whether the folders are classes: LABELS="--label folder:2".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VIDEOS=$1 OUT=${2:-first_hour} PYTHON=${PYTHON:-python}
@@ -15,7 +16,7 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
   evaluation.every="$STEPS")
 
 # 1. Build shards, a fifth of the videos apart, and check the environment and the loading speed.
-"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2
+"$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2 ${LABELS:-}
 "$PYTHON" doctor.py "$OUT/shards/train" data.frame_stride=2 "${model[@]}"
 
 # 2. Pre-train; OUT/pretrain/report.html tracks progress.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from adamae.common.logging import log, printable
 from adamae.pipeline.reading.storage import is_remote
-from adamae.shard_tools.inputs.folders import GROUPS, is_frame_folder, is_hidden
+from adamae.shard_tools.inputs.class_folders import GROUPS
+from adamae.shard_tools.inputs.folders import is_frame_folder, is_hidden
 
 FRACTION = 0.2
 

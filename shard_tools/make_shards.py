@@ -10,6 +10,7 @@ INPUT.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -34,7 +35,7 @@ from adamae.shard_tools.inputs import (
     read_inputs,
     read_label_map,
 )
-from adamae.shard_tools.inputs.folders import GROUPS
+from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.plan import MAX_PROBED, warn_of_short_videos
 from adamae.shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from adamae.shard_tools.splits import parse_group_by, warn_of_shared
@@ -77,13 +78,13 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--label-column",
         metavar="COLUMN",
-        help="column of the labels, likewise; folder: the name of each file's folder, without"
-        " a list too",
+        help="column of the labels, likewise",
     )
     group.add_argument(
         "--label",
-        metavar="NAME",
-        help="label of all videos, if neither a list nor folders give one",
+        metavar="HOW",
+        help="folder:1: the label is the first folder of each path, folder:2 the second, …; other"
+        " text is the label of all videos",
     )
     group.add_argument(
         "--start-column",
@@ -103,9 +104,7 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
         type=Path,
         help="file of class names: lines with or without numbers or codes, CSV or JSON",
     )
-    group.add_argument(
-        "--unlabeled", action="store_true", help="ignore sub-folders and list columns as labels"
-    )
+    group.add_argument("--unlabeled", action="store_true", help="store no labels")
 
 
 def _add_split_options(group: argparse._ArgumentGroup) -> None:
@@ -243,7 +242,12 @@ def _require_consistent_options(arguments: argparse.Namespace) -> None:
         raise InputError("--group-by says what --hold-out keeps together: give both")
     if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
         raise InputError(
-            "--label is for videos without labels: remove it, or --label-column and --unlabeled"
+            "--label says what all labels are: remove it, or --label-column and --unlabeled"
+        )
+    if arguments.label is not None and re.fullmatch(r"folder(:|:0+|:.*\D.*)?", arguments.label):
+        raise InputError(
+            f"--label is {arguments.label}: give folder:1 (the first folder of each path), folder:2"
+            " or the like"
         )
     is_folder = is_remote(arguments.input) or Path(arguments.input).is_dir()
     if arguments.root and (splits or is_folder):
@@ -256,6 +260,11 @@ def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
     The list of a --split is read as the rows of its own subset, if it has any.
     """
     subset = arguments.subset or split
+    label = arguments.label
+    label_folder = None
+    if label is not None and label.startswith("folder:"):
+        label_folder = int(label.removeprefix("folder:"))
+        label = None
     return ListOptions(
         root=arguments.input if split else arguments.root,
         suffix=arguments.suffix,
@@ -265,8 +274,9 @@ def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
         end=arguments.end_column,
         subset=GROUPS.get(subset, subset) or None,
         is_split=bool(split and not arguments.subset),
-        unlabeled=arguments.unlabeled or arguments.label is not None,
-        constant_label=arguments.label,
+        unlabeled=arguments.unlabeled or label is not None,
+        constant_label=label,
+        label_folder=label_folder,
         has_label_map=arguments.label_map is not None,
     )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from adamae.common.errors import InputError
 from adamae.pipeline.reading.storage import is_remote
-from adamae.shard_tools.inputs import folders
+from adamae.shard_tools.inputs import class_folders, folders
 from adamae.shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
 from adamae.shard_tools.inputs.item import Item, ListOptions, Skipped
 from adamae.shard_tools.inputs.item_store import ItemStore
@@ -215,10 +215,10 @@ def _choose_subset(paths: list[Path], options: ListOptions, where: Path) -> list
     groups: dict[str, str] = {}
     for path in paths:
         name = _get_subset(path)
-        if name.lower() not in folders.GROUPS:
+        if name.lower() not in class_folders.GROUPS:
             return paths
-        groups[name] = folders.GROUPS[name.lower()]
-    excluded = folders.choose_subset(groups, options.subset, str(where))
+        groups[name] = class_folders.GROUPS[name.lower()]
+    excluded = class_folders.choose_subset(groups, options.subset, str(where))
     return [path for path in paths if _get_subset(path) not in excluded]
 
 

@@ -13,11 +13,11 @@ from adamae.common.errors import InputError
 from adamae.common.logging import printable
 from adamae.shard_tools.inputs import cells, formats, vocabulary
 from adamae.shard_tools.inputs.cells import Row, Times, parse_time, to_path, to_text
+from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.inputs.column import Column
 from adamae.shard_tools.inputs.files import Finder
-from adamae.shard_tools.inputs.folders import GROUPS
 from adamae.shard_tools.inputs.formats import Format
-from adamae.shard_tools.inputs.item import FOLDER, NONE, ListOptions
+from adamae.shard_tools.inputs.item import NONE, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
 from adamae.shard_tools.inputs.table_reader import Table
 from adamae.shard_tools.inputs.vocabulary import get_unit, to_key
@@ -50,8 +50,6 @@ class Columns:
     # - "": it is a list of labels.
     # - Other text: it is labels with this text between them.
     separator: str | None
-    # Whether a file's label is the name of its folder.
-    label_is_folder: bool
     # The label of all rows, which the name of the list gives.
     constant_label: str | None
 
@@ -104,8 +102,7 @@ class _Search:
     def find(self) -> Columns:
         """Claim each column. The order matters: a claimed column is not offered again."""
         options = self.options
-        label_is_folder = options.label == FOLDER and FOLDER not in self.names
-        label = None if label_is_folder else self._resolve("label", options.label)
+        label = self._resolve("label", options.label)
         self._claim(label)
         times = self._resolve_times()
         self._claim_times(times)
@@ -120,7 +117,7 @@ class _Search:
             self._claim_times(times)
         subset = self._claim_first(vocabulary.SUBSETS)
         exclusion = self._claim_first(["exclusion"]) if self.format.left_out else None
-        if label is None and not label_is_folder and not options.unlabeled:
+        if label is None and not options.label_folder and not options.unlabeled:
             label = self._find_label()
             self._claim(label)
         # This check comes last: a label or a subset, which may be nested too, is claimed by now.
@@ -143,7 +140,6 @@ class _Search:
             exclusion=exclusion,
             fields=fields,
             separator=self._find_separator(label) if label else None,
-            label_is_folder=label_is_folder,
             constant_label=match[1] if match and match.re.groups else None,
         )
 
@@ -383,7 +379,9 @@ class _Search:
                 unnamed.remove(column)
                 break
         unnamed = [it for it in self.columns if it is self.path or it in unnamed]
-        label_is_given = bool(self.options.unlabeled or self.options.label)
+        label_is_given = bool(
+            self.options.unlabeled or self.options.label or self.options.label_folder
+        )
         for entry in formats.WITHOUT_HEADER:
             if entry.error and label_is_given:
                 continue

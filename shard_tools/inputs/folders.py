@@ -4,7 +4,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,11 +13,10 @@ import fsspec
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.common.logging import printable
 from adamae.pipeline.decoding.containers import VIDEO_EXTENSIONS
 from adamae.pipeline.videos.opening import PICTURE, may_be_video
 from adamae.pipeline.videos.segment import Segment
-from adamae.shard_tools.inputs.item import FOLDER, HIDDEN, UNKNOWN, Item, ListOptions, Skipped
+from adamae.shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import import_pyarrow
 
 # The file by which a folder is known to be a data set of LeRobot.
@@ -25,26 +24,17 @@ LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # Entries of a folder that are looked at to tell whether it holds frames.
 NUM_LOOKED_AT = 100
-# Folders that a sentence names.
-NUM_NAMED = 5
-# Names of folders that divide a collection by size, day, camera or recording: they are no classes.
-PART = re.compile(
-    # 00000 (a part of video2dataset's), 2024-05-31_office
-    r"\d{5,}|\d{4}[-_.]\d\d[-_.]\d\d.*"
-    r"|(part|chunk|shard|batch|cam|camera|view|session|rec|recording|episode)[-_]?\d+",
-    re.IGNORECASE,
-)
-# Names of folders that say what files are, not what these show.
-CONTAINERS = set(
-    "video videos clip clips data raw full media files frames images mp4 downloads".split()
-)
-SUBSETS = {
-    "train": "train training trainset",
-    "val": "val valid validation validate dev",
-    "test": "test testing",
+# What systems keep beside a user's files: deleted files, thumbnails, forks of files.
+SYSTEM = {
+    "#recycle",
+    "#snapshot",
+    "$RECYCLE.BIN",
+    "@eaDir",
+    "RECYCLER",
+    "System Volume Information",
+    "__MACOSX",
+    "lost+found",
 }
-# What subsets are called, with their usual names: validation is val.
-GROUPS = {name: group for group, names in SUBSETS.items() for name in names.split()}
 FRAME_FOLDERS = "folders of frames beside videos"
 TABLES = "tables and texts: give a list of videos itself as INPUT"
 PARQUET = "tables in Parquet, which are read where no videos lie beside them"
@@ -77,112 +67,11 @@ KINDS = {
 }
 
 
-def label_folders(
-    num_videos: Mapping[str, int], options: ListOptions, where: str
-) -> dict[str, tuple[str, ...] | None]:
-    """Return the labels of the videos in each folder, without folders of other subsets.
-
-    Classes are the first folders that differ, below train, val and test: of a/train/run/day1 and
-    a/train/walk, they are run and walk. Raise InputError if the options name none of several
-    subsets, or the folders are hardly classes and no option says so.
-
-    Args:
-        num_videos: the number of videos of each folder, "" for those beside the folders.
-        where: the input, for messages.
-    """
-    parts_by_folder = {folder: folder.split("/") if folder else [] for folder in num_videos}
-    depth, subset_depth = _find_depths(list(parts_by_folder.values()))
-    excluded: set[str] = set()
-    if subset_depth is not None:
-        names = [parts[subset_depth] for parts in parts_by_folder.values()]
-        groups = {name: GROUPS[name.lower()] for name in names}
-        excluded = choose_subset(groups, options.subset, where)
-
-    classes: dict[str, str] = {}
-    for folder, parts in parts_by_folder.items():
-        if options.label == FOLDER:
-            if parts:
-                classes[folder] = parts[-1]
-        elif len(parts) > depth and not PART.fullmatch(parts[depth]):
-            classes[folder] = parts[depth]
-    # What the user calls classes is not doubted.
-    if options.label != FOLDER and not _are_classes(classes, num_videos, options, where):
-        classes = {}
-
-    labels: dict[str, tuple[str, ...] | None] = {}
-    for folder, parts in parts_by_folder.items():
-        if subset_depth is None or parts[subset_depth] not in excluded:
-            labels[folder] = (classes[folder],) if folder in classes else None
-    return labels
-
-
-def _find_depths(paths: list[list[str]]) -> tuple[int, int | None]:
-    """Return the depths of the first folders that differ, and of the subsets if there are any.
-
-    Of data/train/run and data/test/walk, these are 2 and 1.
-    """
-    depth = 0
-    subset_depth = None
-    while paths and all(len(parts) > depth for parts in paths):
-        names = {parts[depth] for parts in paths}
-        if subset_depth is None and all(name.lower() in GROUPS for name in names):
-            subset_depth = depth
-        elif len(names) > 1:
-            break
-        depth += 1
-    return depth, subset_depth
-
-
-def _are_classes(
-    classes: dict[str, str], num_videos: Mapping[str, int], options: ListOptions, where: str
-) -> bool:
-    """Return whether the names in `classes`, by folder, are classes.
-
-    Raise InputError if they hardly are, unless the options say what they are then.
-    """
-    if options.unlabeled or len(set(classes.values())) < 2:
-        return False
-    videos_by_class = dict.fromkeys(sorted(set(classes.values())), 0)
-    for folder, name in classes.items():
-        videos_by_class[name] += num_videos[folder]
-    names = ", ".join(printable(name) for name in list(videos_by_class)[:NUM_NAMED])
-    fix = "give --unlabeled, or --label-column folder if the folder of a file is its class"
-    if any(name.lower() in CONTAINERS for name in videos_by_class):
-        what = f"not all folders in {where} are classes ({names})"
-        fix = f"{fix}, or one of the folders as INPUT"
-    elif set(videos_by_class.values()) == {1}:
-        # Recordings often have a folder each.
-        what = f"each of the {len(videos_by_class)} folders in {where} holds a single video"
-        what = f"{what} ({names})"
-    else:
-        return True
-    if options.asks:
-        raise InputError(f"{what}: {fix}")
-    return False
-
-
-def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:
-    """Return the names of the subsets that `subset` excludes.
-
-    `groups` are the names with the usual ones: {"validation": "val"}. `subset` may be either, or
-    "all". Raise InputError if it is none of several.
-    """
-    names = ", ".join(sorted(groups))
-    if subset is None and len(groups) > 1:
-        what = f"{where} has several subsets, {names}"
-        raise InputError(f"{what}: give --subset NAME, or --subset all")
-    if subset is None or subset == "all":
-        return set()
-    excluded = {name for name, group in groups.items() if subset not in (name, group)}
-    if groups and len(excluded) == len(groups):
-        raise InputError(f"{where} has no subset {subset}, only {names}: choose one of them")
-    return excluded
-
-
 def walk_folders(folder: Path, skipped: Skipped) -> Iterator[tuple[str, list[str]]]:
     """Yield all folders (as "" or "run/"), each once, with the names of their files.
 
-    Hidden folders are skipped. Raise InputError if a folder cannot be listed.
+    Hidden folders and those of the system are skipped. Raise InputError if a folder cannot be
+    listed.
     """
     seen: set[tuple[int, int]] = set()
     for parent, inner_folders, files in os.walk(
@@ -313,7 +202,7 @@ def is_frame_folder(folder: str | Path) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    return name.startswith(".")
+    return name.startswith(".") or name in SYSTEM
 
 
 def classify_name(name: str) -> str | None:

@@ -17,14 +17,12 @@ from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.location import Location
 from adamae.shard_tools.temp_table import TempTable
 
-# --label-column folder: the label is the name of the folder that the file lies in.
-FOLDER = "folder"
 # --start-column none: no column holds times, whatever it is called.
 NONE = "none"
 # Names that a message gives of each kind of what is skipped.
 NUM_EXAMPLES = 3
 # Two of the kinds; the others are in folders.KINDS.
-HIDDEN = "hidden"
+HIDDEN = "hidden or system files"
 UNKNOWN = "without a video's extension"
 # What to_row writes of a location in an archive begins with the tag that msgspec gives it.
 TAGGED = '{"type": '
@@ -207,7 +205,7 @@ class ListOptions:
     root: str | None = None
     # What the names of a list lack at their ends, such as .mp4.
     suffix: str = ""
-    # Columns, by name or number from 1; `label` may be FOLDER, `start` and `end` NONE.
+    # Columns, by name or number from 1; `start` and `end` may be NONE.
     path: str | None = None
     label: str | None = None
     start: str | None = None
@@ -220,5 +218,7 @@ class ListOptions:
     has_label_map: bool = False
     # The label of all videos.
     constant_label: str | None = None
-    # Folders that are hardly classes are refused; if False, they are none.
+    # The number of the folder in each path that is its label: of run/day1/a.mp4, 1 is run.
+    label_folder: int | None = None
+    # If it is not clear which folders are classes, the user is asked; if False, none are.
     asks: bool = True

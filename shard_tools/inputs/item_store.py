@@ -15,10 +15,10 @@ import msgspec
 from adamae.common.errors import InputError
 from adamae.common.logging import printable
 from adamae.pipeline.shards.arrays import CONTAINER
+from adamae.shard_tools.inputs.class_folders import label_folders
 from adamae.shard_tools.inputs.classes import LabelMap, is_id
-from adamae.shard_tools.inputs.folders import examine, label_folders
+from adamae.shard_tools.inputs.folders import examine
 from adamae.shard_tools.inputs.item import (
-    FOLDER,
     Item,
     ListOptions,
     Skipped,
@@ -107,31 +107,21 @@ class ItemStore:
     def label_by_folder(self, options: ListOptions, where: str, num_outer: int = 0) -> None:
         """Label all videos by their folders, unless some have labels; drop those of other subsets.
 
-        The `num_outer` first folders of a path do not count. Raise InputError as label_folders.
+        The `num_outer` first folders of a path are no classes. Raise InputError as label_folders.
         """
-        if options.label == FOLDER:
-            is_labeled = False
-        else:
-            is_labeled = options.label is not None or self._exists("labels IS NOT NULL")
-        if is_labeled:
-            # Folders may still be subsets.
+        if options.label_folder is None and self._exists("labels IS NOT NULL"):
             options = replace(options, unlabeled=True)
 
         def get_folder(source: str | bytes) -> str:
-            return "/".join(_to_text(source).split("/")[num_outer:-1])
+            return _to_text(source).rpartition("/")[0]
 
         sources = self._table.run("SELECT source FROM items")
         num_videos = Counter(get_folder(source) for (source,) in sources)
-        labels_by_folder = label_folders(num_videos, options, where)
-        if labels_by_folder.keys() != num_videos.keys():
-            self._define("is_taken", lambda source: get_folder(source) in labels_by_folder)
-            self._table.run("DELETE FROM items WHERE NOT is_taken(source)")
-        if not is_labeled and any(labels_by_folder.values()):
-
-            def find_labels(source: str | bytes) -> str | None:
-                return dump_labels(labels_by_folder.get(get_folder(source)))
-
-            self._define("find_labels", find_labels)
+        labels = label_folders(num_videos, options, where, num_outer)
+        self._define("is_taken", lambda source: get_folder(source) in labels)
+        self._table.run("DELETE FROM items WHERE NOT is_taken(source)")
+        if any(labels.values()):
+            self._define("find_labels", lambda source: dump_labels(labels[get_folder(source)]))
             self._table.run("UPDATE items SET labels = find_labels(source)")
 
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:

@@ -13,16 +13,11 @@ from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs import cells
 from adamae.shard_tools.inputs.cells import Row, get_cell
+from adamae.shard_tools.inputs.class_folders import GROUPS, choose_subset, get_folder_label
 from adamae.shard_tools.inputs.classes import is_id
 from adamae.shard_tools.inputs.columns import find_columns
 from adamae.shard_tools.inputs.files import Finder
-from adamae.shard_tools.inputs.folders import (
-    GROUPS,
-    KINDS,
-    choose_subset,
-    classify_name,
-    has_video_extension,
-)
+from adamae.shard_tools.inputs.folders import KINDS, classify_name, has_video_extension
 from adamae.shard_tools.inputs.item import Item, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
 from adamae.shard_tools.inputs.table_reader import Table, choose_table, list_tables
@@ -183,8 +178,8 @@ class ListReader:
             problem = self.finder.explain(name)
         else:
             problem = problem or _explain_kind(path)
-        if columns.label_is_folder:
-            labels = (source.split("/")[-2],) if "/" in source else None
+        if self.options.label_folder:
+            labels = get_folder_label(source.rpartition("/")[0], self.options.label_folder)
         return Item(source, location, labels, 0, problem, str(segment or ""), fields)
 
     def _read_labels(self, row: Row) -> tuple[str, ...] | None:
@@ -252,8 +247,8 @@ class ListReader:
         columns = self.columns
         names = [printable(name) for name in columns.names]
         label = columns.constant_label or "none"
-        if columns.label_is_folder:
-            label = "the folder"
+        if self.options.label_folder:
+            label = f"folder {self.options.label_folder} of the path"
         elif columns.label is not None:
             label = names[columns.label]
         parts = [f"path = {names[columns.path]}", f"label = {label}"]

@@ -20,7 +20,7 @@ from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.pipeline.videos.opening import may_be_video
 from adamae.shard_tools.inputs.cells import is_missing, read_labels
 from adamae.shard_tools.inputs.folders import classify_name, is_hidden
-from adamae.shard_tools.inputs.item import FOLDER, UNKNOWN, Item, Skipped
+from adamae.shard_tools.inputs.item import UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
 from adamae.shard_tools.inputs.vocabulary import LABELS, to_key
@@ -109,7 +109,7 @@ def _describe_video(
 ) -> Item:
     """Return an item with the labels and the fields that its sidecars hold."""
     problem = item.problem
-    labels = _find_labels(entries, None if label == FOLDER else label)
+    labels = _find_labels(entries, label)
     if classes is None:
         fields = {
             "caption" if key == "txt" else key: value

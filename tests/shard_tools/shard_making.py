@@ -15,7 +15,7 @@ from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
 from adamae.pipeline.video_error import VideoError
 from adamae.shard_tools import make_shards
 from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments
-from adamae.shard_tools.inputs import Item, ItemStore
+from adamae.shard_tools.inputs import Item, ItemStore, ListOptions, read_inputs
 from adamae.shard_tools.settings import Settings
 from adamae.shard_tools.synthetic_videos import GRID, GRID_FRACTION, check_bits, draw_frame_number
 
@@ -77,6 +77,14 @@ def make(inputs: Path | str, output: Path, *options: str) -> int:
     """
     defaults = ["--workers", "1", "--max-rejects", "1"]
     return make_shards.main([str(inputs), str(output), *defaults, *options])
+
+
+def read_labels(inputs: Path, **options: Any) -> dict[str, Any]:
+    """Return labels by name, the label alone where there is one; "! " and the problem, if any."""
+    labels: dict[str, Any] = {}
+    for item in read_inputs(str(inputs), ListOptions(**options)):
+        labels[item.name] = f"! {item.problem}" if item.problem else item.label or item.labels
+    return labels
 
 
 def store(source: Path, **settings: Any) -> StoredVideo:

@@ -162,7 +162,7 @@ def test_awkward_names_and_places_are_no_problem(
     no_videos = {"same/._clip.mp4": "what a Mac leaves behind", "notes.txt": "no video"}
     make_folder(tmp_path / "in", dict.fromkeys(names, whole.read_bytes()) | no_videos)
     (tmp_path / "in" / "same" / "loop").symlink_to(tmp_path / "in")
-    make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--label-column", "folder")
+    make(tmp_path / "in", tmp_path / "out", "--encode", "copy", "--label", "folder:1")
     samples = [sample for _, sample in all_samples(tmp_path / "out")]
     assert sorted(sample.source for sample in samples) == sorted(names)
     assert len({sample.key for sample in samples}) == len(names)

@@ -96,7 +96,7 @@ def test_what_a_folder_holds_besides_videos_is_counted_by_kind(clips: Path) -> N
         skipped[kind] = line.rpartition(": ")[2]
     assert skipped == {
         "1 folders that were seen under another name": "z",
-        "2 hidden": ".cache/, .hidden.mp4",
+        "2 hidden or system files": ".cache/, .hidden.mp4",
         "1 tars, which are read only where no videos lie beside them": "x.tar",
         "1 without a video's extension": "readme",
         "2 tables and texts": "run/a.json, run/b.JSON",
@@ -124,7 +124,7 @@ def test_object_storage_is_listed_with_labels_and_counts_what_it_skips() -> None
         assert item.size == 5
         assert str(item.location).startswith("memory://")
     assert inputs.skipped.counts == {
-        "hidden": 1,
+        "hidden or system files": 1,
         "tables and texts: give a list of videos itself as INPUT": 1,
     }
 
@@ -215,8 +215,8 @@ def make_header(name: str, size: int, changes: dict[str, object] | None = None) 
 
 
 def read_items(path: Path) -> dict[str, Item]:
-    """Return the items of an input by their sources."""
-    return {item.source: item for item in read_inputs(str(path))}
+    """Return the items of an input by their sources; folders that may be classes are none."""
+    return {item.source: item for item in read_inputs(str(path), ListOptions(asks=False))}
 
 
 # Videos in a tar, and the members that hold their labels.
@@ -259,7 +259,7 @@ def test_names_longer_than_a_files_and_with_any_byte(
     # The last byte makes them different videos.
     members = [(name, content + bytes([number])) for number, name in enumerate(names)]
     tar = pack(tmp_path / "a::b.tar", members, form)
-    assert make(tar, tmp_path / "out", "--encode", "copy") == 0
+    assert make(tar, tmp_path / "out", "--encode", "copy", "--unlabeled") == 0
     sources = {sample.source for _, sample in all_samples(tmp_path / "out")}
     assert sources == {f"{tar.name}/{name}" for name in names}
 
@@ -329,7 +329,7 @@ def test_files_are_looked_into_where_their_names_do_not_tell(
         row = json.loads(line)
         reasons[row["source"].removeprefix(prefix)] = row["reason"].removeprefix("skipped: ")[:27]
     unknown = "without a video's extension"
-    hidden = "hidden"
+    hidden = "hidden or system files"
     assert reasons == {
         "cut.xyz": unknown,
         "notes.html": unknown,

@@ -2,16 +2,15 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_making import all_samples, make, make_folder, video_bytes
+from shard_making import all_samples, make, make_folder, read_labels, video_bytes
 
 from adamae.common.errors import InputError
-from adamae.shard_tools.inputs import ListOptions, read_inputs, read_label_map
+from adamae.shard_tools.inputs import read_inputs, read_label_map
 
 FILES = [
     "a.mp4",
@@ -52,14 +51,6 @@ def write_list(path: Path, content: Any) -> Path:
         content = json.dumps(content)
     make_folder(path.parent, {path.name: content})
     return path
-
-
-def read_labels(inputs: Path, **options: Any) -> dict[str, Any]:
-    """Return labels by name, the label alone where there is one; "! " and the problem, if any."""
-    labels: dict[str, Any] = {}
-    for item in read_inputs(str(inputs), ListOptions(**options)):
-        labels[item.name] = f"! {item.problem}" if item.problem else item.label or item.labels
-    return labels
 
 
 AB = [("a.mp4", "run"), ("b.mp4", "walk")]
@@ -156,7 +147,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     (
         "UCF101 test",
         "Archery/v_Archery_g01.avi\n",
-        {"label": "folder"},
+        {"label_folder": 1},
         [("Archery/v_Archery_g01.avi", "Archery")],
     ),
     ("EPIC", EPIC, {"label": "verb_class"}, [("P01/videos/P01_01.MP4#t=0.14,3.37", "3")]),
@@ -646,86 +637,6 @@ def test_label_maps_name_numbers_from_0_or_1_whatever_they_count_from(
     if MAPS[text] is None:
         with pytest.raises(InputError, match="count from 0 or from 1"):
             read_inputs(str(folder / "list")).apply_label_map(label_map)
-
-
-SPLITS = ["train/dog/a.mp4", "train/cat/b.mp4", "test/dog/c.mp4"]
-LONE = ["m1/m1.avi", "m2/m2.avi"]
-MIXED = ["full/a.mp4", "parts/a.mp4", "parts/b.mp4"]
-METADATA = {
-    "train/metadata.jsonl": '{"file_name": "1.mp4", "label": "dog"}\n',
-    "test/metadata.csv": "file_name,label\n1.mp4,cat\n",
-}
-# Hugging Face's
-VIDEO_FOLDER = ["train/1.mp4", "test/1.mp4", "docs/a.txt", *METADATA]
-PARTS = "parts of archives"
-NO_VIDEOS = {
-    "a.tar.gz": "archives: unpack them",
-    "k.tar.gz.aa": PARTS,
-    "v.part1.rar": PARTS,
-    "v.zip.001": PARTS,
-    "a.tif": "TIFF files: save",
-    "a.webp": "pictures: convert animated ones",
-    "a.nii.gz": "volumes",
-    "a.h5": "arrays: save the frames",
-    "a.mp4.part": "unfinished downloads: complete them",
-    "sub/a.tar": "tars, which are read only where they lie in INPUT itself",
-    "list.csv": "tables and texts: give a list of videos itself as INPUT",
-}
-# Files, options, and labels or a sentence.
-FOLDERS: list[tuple[list[str], dict[str, Any], dict[str, str | None] | str]] = [
-    (SPLITS, {"subset": "train"}, {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog"}),
-    (
-        SPLITS,
-        {"subset": "all"},
-        {"train/cat/b.mp4": "cat", "train/dog/a.mp4": "dog", "test/dog/c.mp4": "dog"},
-    ),
-    (SPLITS, {}, "has several subsets, test, train: give --subset"),
-    (
-        ["data/train/run/a.mp4", "data/test/run/b.mp4", "data/test/walk/b.mp4", "x/train/x.json"],
-        {"subset": "train"},
-        {"data/train/run/a.mp4": "run"},
-    ),
-    (["videos/a.mp4", "videos/b.mp4"], {}, {"videos/a.mp4": None, "videos/b.mp4": None}),
-    (["a.mp4", "more/b.mp4"], {}, {"a.mp4": None, "more/b.mp4": None}),
-    (["cam0/a.mp4", "cam1/a.mp4"], {}, {"cam0/a.mp4": None, "cam1/a.mp4": None}),
-    (
-        LONE,
-        {},
-        r"each of the 2 folders in .* holds a single video \(m1, m2\): give --unlabeled, or",
-    ),
-    (MIXED, {}, r"not all folders in .* are classes \(full, parts\): give --unl"),
-    (MIXED, {"unlabeled": True}, dict.fromkeys(MIXED)),
-    (MIXED, {"asks": False}, dict.fromkeys(MIXED)),
-    (
-        MIXED,
-        {"label": "folder"},
-        {"full/a.mp4": "full", "parts/a.mp4": "parts", "parts/b.mp4": "parts"},
-    ),
-    (VIDEO_FOLDER, {}, "has several subsets, test, train: give --subset"),
-    (VIDEO_FOLDER, {"subset": "all"}, {"train/1.mp4": "dog", "test/1.mp4": "cat"}),
-    (VIDEO_FOLDER, {"subset": "train"}, {"train/1.mp4": "dog"}),
-    (
-        VIDEO_FOLDER[:-1],
-        {"subset": "test"},
-        "test has no metadata, as other folders beside it have: give one",
-    ),
-    *(
-        ([name], {}, rf"no video found in .*; skipped 1 {NO_VIDEOS[name]}.*: {re.escape(name)}")
-        for name in NO_VIDEOS
-    ),
-]
-
-
-@pytest.mark.parametrize(("files", "options", "expected"), FOLDERS)
-def test_folders_are_classes_or_subsets(
-    tmp_path: Path, files: list[str], options: Any, expected: Any
-) -> None:
-    make_folder(tmp_path, {name: METADATA.get(name, "") for name in files})
-    if isinstance(expected, str):
-        with pytest.raises(InputError, match=expected):
-            read_inputs(str(tmp_path), ListOptions(**options))
-    else:
-        assert read_labels(tmp_path, **options) == expected
 
 
 def test_episodes_of_lerobot_are_samples(tmp_path: Path) -> None:

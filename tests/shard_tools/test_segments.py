@@ -238,7 +238,7 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
     message = "is a folder of frames, which does not say their rate: give --fps"
     with pytest.raises(InputError, match=message):
         make(tmp_path / "in", tmp_path / "out")
-    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label-column", "folder") == 0
+    assert make(tmp_path / "in", tmp_path / "out", "--fps", "12", "--label", "folder:1") == 0
     labels = {}
     for _, sample in all_samples(tmp_path / "out"):
         assert (sample.fps, sample.num_frames) == (12, 12)
