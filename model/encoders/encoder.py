@@ -56,5 +56,30 @@ class Encoder(nn.Module):
         return self(clip).pooled
 
 
+def count_patches(num_frames: int, image_size: tuple[int, int], patch: tuple[int, ...]) -> Grid:
+    """Count the patches [t, h, w] that a clip is divided into; raise InputError if some are cut."""
+    height, width = image_size
+    if num_frames % patch[0] or height % patch[1] or width % patch[2]:
+        raise InputError(
+            f"clips of {_describe_shape(num_frames, height, width)} cannot be divided into patches"
+            f" of {_describe_shape(*patch)}: choose multiples of these"
+        )
+    return num_frames // patch[0], height // patch[1], width // patch[2]
+
+
+def check_fixed_shape(
+    encoder: Encoder, kind: str, num_frames: int | None, image_size: tuple[int, int] | None
+) -> None:
+    """Raise InputError if clips are requested for which the encoder has no positions."""
+    trained = (encoder.num_frames, encoder.image_size)
+    requested = (num_frames or encoder.num_frames, image_size or encoder.image_size)
+    if requested != trained:
+        raise InputError(
+            f"{kind} takes clips of the shape that it was trained on:"
+            f" {_describe_shape(encoder.num_frames, *encoder.image_size)}"
+        )
+
+
 def _describe_shape(num_frames: int, height: int, width: int) -> str:
-    return f"{num_frames} frames of {width}×{height} pixels"
+    noun = "frame" if num_frames == 1 else "frames"
+    return f"{num_frames} {noun} of {width}×{height} pixels"

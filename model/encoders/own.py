@@ -3,9 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from adamae.common.errors import InputError
+from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from adamae.model.channels import Clip
 from adamae.model.encoder import Features, encode
 from adamae.model.encoders.encoder import Encoder
+from adamae.model.encoders.folders import is_structure_only
+from adamae.model.encoders.normalization import Normalization, Processor, find_processor
 from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.read_config import trained_rate
 
@@ -13,14 +17,16 @@ from adamae.model.weights.read_config import trained_rate
 class OwnEncoder(Encoder):
     """A run, a checkpoint, an export or another project's file, all tokens visible."""
 
-    def __init__(self, path: Path, num_frames: int | None, image_size: list[int] | None) -> None:
-        """Load the encoder; raise InputError if it cannot be read or takes no such clips.
-
-        num_frames, image_size: of the clips; None: as it was trained.
-        """
+    def __init__(
+        self, path: Path, num_frames: int | None, image_size: tuple[int, int] | None
+    ) -> None:
         super().__init__()
-        changes: dict[str, Any] = {"num_frames": num_frames, "image_size": image_size}
-        changes = {name: value for name, value in changes.items() if value is not None}
+        _check_normalization(path)
+        changes: dict[str, Any] = {}
+        if num_frames is not None:
+            changes["num_frames"] = num_frames
+        if image_size is not None:
+            changes["image_size"] = list(image_size)
         self.model = load_encoder(path, **changes)
         config = self.model.config
         self.num_frames = config.num_frames
@@ -32,3 +38,17 @@ class OwnEncoder(Encoder):
 
     def encode(self, clip: Clip) -> Features:
         return encode(self.model, clip)
+
+
+def _check_normalization(path: Path) -> None:
+    """Raise InputError if a folder of transformers says that frames are normalized otherwise."""
+    if find_processor(path) is None or is_structure_only():
+        return
+    processor = Processor(path)
+    ours = Normalization(IMAGENET_MEAN, IMAGENET_STD)
+    theirs = processor.make_normalization()
+    if not (ours.scale.allclose(theirs.scale) and ours.shift.allclose(theirs.shift)):
+        raise InputError(
+            f"{processor.file} normalizes frames with another mean and deviation than ImageNet's,"
+            " which every published VideoMAE has: set image_mean and image_std to those"
+        )

@@ -26,6 +26,9 @@ from adamae.model.state_dict import StateDict
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # In what PyTorch wrote before 1.6: bytes at a file's start, before the numbers.
 MAX_LEGACY_PICKLE = 2**24
+# Under what files have their weights: `model` and the like alone, and the others beside optimizers
+# and further networks (V-JEPA 2). Of several, the first is taken: the average over the training.
+WRAPPERS = ("model", "module", "state_dict", "ema_encoder", "target_encoder", "encoder")
 # What torch.compile and DistributedDataParallel put before every name.
 PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")
 
@@ -64,7 +67,7 @@ def read_shapes(file: Path) -> StateDict:
         if file.suffix == ".safetensors":
             contents: Any = _read_header(file)
         else:
-            contents = _read_pytorch(file, mmap=zipfile.is_zipfile(file))
+            contents = _read_pytorch(file)
     tensors = _unwrap(contents, file)
     for name, value in tensors.items():
         fault = _describe_structure_fault(value)
@@ -104,8 +107,8 @@ def _explain_damage(file: Path) -> Iterator[None]:
 
 
 def _unwrap(contents: Any, file: Path) -> StateDict:
-    """Return the tensors of a file, by name, alone or under `model`, `module` or `state_dict`."""
-    for wrapper in ("model", "module", "state_dict"):
+    """Return the tensors of a file, by name, alone or under one of WRAPPERS."""
+    for wrapper in WRAPPERS:
         if isinstance(contents, dict) and isinstance(contents.get(wrapper), dict):
             contents = contents[wrapper]
     if isinstance(contents, dict):
@@ -183,14 +186,16 @@ def save_pickle(path: Path, value: Any) -> None:
             raise
 
 
-def _read_pytorch(file: Path, mmap: bool = False) -> Any:
+def _read_pytorch(file: Path) -> Any:
     """Unpickle tensors, and the command line that the authors' files hold, but nothing that grows.
 
     A file of 400 bytes can ask torch.load for a bytearray of 3 GiB, and a compressed one for more;
-    PyTorch itself writes neither. mmap: leave numbers in the file until they are used. Raise
-    ValueError if the file holds such things, and whatever torch.load raises if it is damaged.
+    PyTorch itself writes neither. Numbers stay in the file until they are used: optimizers and
+    other networks beside the weights would fill the memory. Raise ValueError if the file holds such
+    things, and whatever torch.load raises if it is damaged.
     """
-    if zipfile.is_zipfile(file):
+    is_zip = zipfile.is_zipfile(file)
+    if is_zip:
         with zipfile.ZipFile(file) as opened:
             unpacked_size = sum(part.file_size for part in opened.infolist())
             if unpacked_size > file.stat().st_size:
@@ -205,7 +210,7 @@ def _read_pytorch(file: Path, mmap: bool = False) -> Any:
     if b"bytearray" in pickled:
         raise ValueError("it holds objects besides tensors")
     with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 def _describe_fault(value: Tensor) -> str:
