@@ -11,10 +11,9 @@ config.yaml, or from --config. Writes predictions.csv (a line per video, the mos
 first), confusion.png and results.json, with the scores of each class, to --output.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
-    python evaluate.py FEATURES --knn TRAINING_FEATURES
 
-With --knn, no classifier is needed: every video gets the class of its 20 nearest neighbors by the
-features of a clip, or of all windows of it that extract_features.py has encoded.
+With --knn, no classifier is needed: every video gets the class of its nearest neighbors by the
+features of a clip of any encoder. compare.py measures features of whole videos.
 """
 
 import argparse
@@ -44,11 +43,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("checkpoint", help="run directory (or its URL), checkpoint directory, or file of weights")
-    add(
-        "shards",
-        nargs="?",
-        help="labeled dataset folder; none if CHECKPOINT is a folder of features",
-    )
+    add("shards", help="labeled dataset folder")
     add(
         "overrides",
         nargs="*",
@@ -59,8 +54,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add(
         "--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory"
     )
+    add("--knn", metavar="SHARDS", help="labeled videos, which are the neighbors")
     add(
-        "--knn", metavar="SHARDS", help="labeled videos, or their features, which are the neighbors"
+        "--neighbors",
+        type=between(1),
+        metavar="K",
+        help="of --knn; default: 20, or the size of the smallest class",
     )
     add(
         "--clips",
@@ -79,9 +78,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_intermixed_args(arguments)
     if options.knn and (options.clips, options.crops) != (1, 1):
         raise InputError("--knn compares the features of one clip: leave out --clips and --crops")
-    if options.shards is None and not options.knn:
-        question = f"what is {options.checkpoint} to be evaluated on"
-        raise InputError(f"{question}? give a labeled dataset folder as SHARDS")
+    if options.neighbors and not options.knn:
+        raise InputError("--neighbors is of k-NN: name the training videos with --knn SHARDS")
     for override in options.overrides:
         key = override.partition("=")[0]
         if key not in OVERRIDES:
@@ -108,17 +106,18 @@ from adamae.common.devices import explain_out_of_memory
 from adamae.common.logging import format_duration, log
 from adamae.figures.confusion import plot_confusion
 from adamae.model.classifier import load_classifier
+from adamae.model.encoders.open_encoder import open_encoder
+from adamae.model.encoders.own import OwnEncoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.find_weights import find_file, run_of
-from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.pretrained import Weights
 from adamae.model.weights.read_config import run_config
 from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig, parse
 from adamae.training.distributed import Distributed
-from adamae.training.evaluation import Evaluator, Predictions, check_classes, majority_top1
-from adamae.training.held_out import HeldOut, knn_top1, read_features
+from adamae.training.evaluation import Evaluator, Predictions, check_classes
+from adamae.training.held_out import HeldOut
 from adamae.training.remote_run import local_run
 from adamae.training.startup_warnings import count_shared_videos
 from adamae.training.summary import describe_scores, interpret_scores
@@ -163,7 +162,9 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
         evaluator = Evaluator(config, dataset, dist)
         predictions = evaluator.predict(model, multi_label, options.clips, options.crops)
         if dist.is_main:
-            results = baselines | make_results(predictions, dataset, options)
+            results = make_results(predictions, dataset, options)
+            # k-NN's baselines have up to 1,024 videos, and the classifier all of them.
+            results |= baselines | {"num_videos": results["num_videos"]}
             folder = options.output or (run or file.parent) / "evaluation"
             write_results(folder, results, predictions, dataset)
             log_scores(results, f", in {format_duration(time.perf_counter() - started)}")
@@ -215,70 +216,38 @@ def log_scores(results: dict[str, Any], end: str = "") -> None:
 
 def evaluate_neighbors(options: argparse.Namespace) -> None:
     """Log the accuracy of k-NN and of baselines without a model; write them to --output, if set."""
-    results = compare_clips(options) if options.shards else compare_features(options)
-    # Only the main rank has results.
-    if not results:
-        return
-    log_scores(results)
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        results |= {"checkpoint": options.checkpoint, "knn": options.knn}
-        write_json(options.output / "results.json", results)
-
-
-def compare_clips(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by the neighbors of a clip's features; return {} except on rank 0."""
-    weights = local_run(options.checkpoint)
-    encoder = load_encoder(weights)
+    path = local_run(options.checkpoint)
+    encoder = open_encoder(path)
+    run = None
+    if isinstance(encoder, OwnEncoder):
+        run = run_of(find_file(path))
+    sampling = []
+    if run is None:
+        sampling = [f"data.{name}={value}" for name, value in (encoder.frame_rate or {}).items()]
     config = read_config(
-        options,
-        run_of(find_file(weights)),
-        f"data.shards={options.knn}",
-        f"evaluation.shards={options.shards}",
+        options, run, f"data.shards={options.knn}", f"evaluation.shards={options.shards}", *sampling
     )
-    config = replace(config, task="pretrain", model=encoder.config, batch_size=options.batch_size)
+    config = replace(config, task="pretrain", batch_size=options.batch_size)
     with Distributed(config.device) as dist:
         reference = ShardDataset.open(config.data)
         dataset = ShardDataset.open(options.shards, config.data)
         check_classes(reference.info.classes, False, dataset)
         # A run evaluates a sample of the videos, this command all of them.
-        held_out = HeldOut(config, reference, max_videos=sys.maxsize)
-        scores = held_out.evaluate(encoder.to(dist.device), dist)
-        if "knn_top1" not in scores:
+        held_out = HeldOut(config, reference, sys.maxsize, options.neighbors)
+        results: dict[str, Any] = held_out.evaluate(encoder.to(dist.device), dist)
+        if "knn_top1" not in results:
             raise InputError(
                 f"{options.shards} and {options.knn} have fewer than two classes, or the same files"
             )
         # The effective rank is about pre-training, not about classes.
-        scores.pop("rankme", None)
-        return scores if dist.is_main else {}
-
-
-def compare_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Classify videos by the mean features of windows that extract_features.py has written.
-
-    Windows of one source file are no neighbors of each other: they would show the same scene.
-    """
-    videos, features = read_features(Path(options.checkpoint))
-    neighbors, neighbor_features = read_features(Path(options.knn))
-
-    class_names = sorted({video["label"] for video in [*videos, *neighbors]})
-    class_ids = {name: class_id for class_id, name in enumerate(class_names)}
-    labels = torch.tensor([class_ids[video["label"]] for video in videos])
-    neighbor_labels = torch.tensor([class_ids[video["label"]] for video in neighbors])
-
-    neighbor_sources = [video["source"] for video in neighbors]
-    is_other_source = torch.empty(len(videos), len(neighbors), dtype=torch.bool)
-    for index, video in enumerate(videos):
-        is_other_source[index] = torch.tensor(
-            [source != video["source"] for source in neighbor_sources]
-        )
-
-    return {
-        "knn_top1": knn_top1(features, labels, neighbor_features, neighbor_labels, is_other_source),
-        "majority_top1": majority_top1(labels),
-        "num_videos": len(videos),
-        "knn_videos": int(is_other_source.any(dim=1).sum()),
-    }
+        results.pop("rankme")
+        if not dist.is_main:
+            return
+        log_scores(results)
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            results |= {"checkpoint": options.checkpoint, "knn": options.knn}
+            write_json(options.output / "results.json", results)
 
 
 def open_section(run: Path, section: str, config: TrainConfig) -> ShardDataset | None:

@@ -14,12 +14,12 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from adamae.benchmarks.arguments import ArgumentParser
@@ -33,7 +33,7 @@ from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.crops import FrameSize
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.evaluation import check_labels
-from adamae.training.held_out import knn_top1, read_features
+from adamae.training.feature_files import read_feature_files
 from adamae.training.remote_run import local_run
 from adamae.training.video_windows import WindowReader
 
@@ -43,6 +43,8 @@ GRID = 8
 SIDE = 64
 # The rate at which the labeled clips of docs/results.md are stored.
 FPS = 8.0
+KNN_NEIGHBORS = 20
+KNN_TEMPERATURE = 0.07
 
 
 class Labeled(NamedTuple):
@@ -194,6 +196,54 @@ def ridge_predict(
     shrunk = s / (s**2 + penalty)
     weights = vt.T @ (shrunk[:, None] * projected)
     return (standardize(validation) @ weights).argmax(dim=1)
+
+
+def knn_top1(
+    queries: Float[Tensor, "Q D"],
+    query_labels: Int[Tensor, " Q"],
+    references: Float[Tensor, "R D"],
+    reference_labels: Int[Tensor, " R"],
+    allowed: Bool[Tensor, "Q R"],
+) -> float:
+    """Compute the 20-NN accuracy of the queries that have any allowed neighbor, by features.
+
+    Each of the nearest neighbors by cosine similarity s of centered features votes for its class
+    with the weight exp(s / KNN_TEMPERATURE); neighbors that are not allowed have the weight 0.
+    """
+    # Features of a masked autoencoder have a large mean, beside which all are alike.
+    center = references.mean(dim=0)
+    similarity = F.normalize(queries - center, dim=1) @ F.normalize(references - center, dim=1).T
+    num_neighbors = min(KNN_NEIGHBORS, len(references))
+    nearest = similarity.masked_fill(~allowed, -torch.inf).topk(num_neighbors, dim=1)
+    weights = (nearest.values / KNN_TEMPERATURE).exp()
+    votes = F.one_hot(reference_labels[nearest.indices]) * weights[..., None]
+    is_right = votes.sum(dim=1).argmax(dim=1) == query_labels
+    return is_right[allowed.any(dim=1)].double().mean().item()
+
+
+def read_features(folder: Path) -> tuple[list[dict[str, Any]], Float[Tensor, "V 2D"]]:
+    """Read the metadata and features of all videos that extract_features.py has written.
+
+    Features are the mean and the standard deviation over the windows of a video, since how they
+    change tells motions apart. Raise InputError if there are none, or one has no label.
+    """
+    metadata = []
+    features = []
+    for video in read_feature_files(folder):
+        if not video.metadata.get("label"):
+            raise InputError(
+                f"{video.file} has no label: extract features of class folders, or of shards with"
+                " labels"
+            )
+        metadata.append(video.metadata)
+        std, mean = torch.std_mean(video.features, dim=0, correction=0)
+        features.append(torch.cat((mean, std)))
+    if not metadata:
+        raise InputError(
+            f"{folder} has no features as safetensors or for webdataset: run extract_features.py,"
+            " or name labeled shards"
+        )
+    return metadata, torch.stack(features)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
         --validation shards/validation
 
 A point is a strategy, a mask ratio and a seed. Every point is pre-trained on the same number of
-clips. With a preset's `linear`, its features are classified by ridge regression and 20-NN
-(linear_baseline.py). Then an attentive probe and a fine-tuning run with the labels of --shards (or
+clips. With a preset's `linear`, its features are classified by ridge regression and k-NN, as
+compare.py does. Then an attentive probe and a fine-tuning run with the labels of --shards (or
 a different --labels N of them per seed) are evaluated on --validation by evaluate.py, with their
 last weights. `scratch` is fine-tuned without pre-training.
 
@@ -29,7 +29,6 @@ from typing import Any
 
 from adamae.benchmarks.arguments import ArgumentParser
 from adamae.benchmarks.harness import ROOT, Report, Row, print_table, results_folder
-from adamae.benchmarks.linear_baseline import classify, encode_videos
 from adamae.common.arguments import between
 from adamae.common.atomic_io import write_json
 from adamae.common.devices import choose_device
@@ -38,9 +37,15 @@ from adamae.common.logging import log
 from adamae.common.yaml_io import read_yaml
 from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
+from adamae.model.encoders.open_encoder import open_encoder
+from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.train import train
 from adamae.training.checkpoint import list_checkpoints
-from adamae.training.config import parse
+from adamae.training.config import EvaluationConfig, parse
+from adamae.training.extraction import ExtractionOptions
+from adamae.training.frozen_classifiers import fit_linear
+from adamae.training.measures import choose_neighbors, predict_by_neighbors
+from adamae.training.video_features import extract_vectors, match_videos
 
 SCRATCH = "scratch"
 BASELINE = "random"
@@ -211,13 +216,32 @@ class Study:
         if task == "pretrain":
             if not self.preset.get("linear"):
                 return {}
-            return classify(encode_videos(run, shards), encode_videos(run, validation))
+            return classify_frozen(run, shards, validation)
         newest = list_checkpoints(run / "checkpoints")[-1]
         arguments = [str(newest), validation, f"--output={run / 'evaluation'}"]
         for name, count in self.preset.get("views", {}).items():
             arguments.append(f"--{name}={count}")
         evaluate(parse_evaluation(arguments))
         return {f"{task}_top1": float(read_json(run / "evaluation/results.json")["top1"])}
+
+
+def classify_frozen(run: Path, shards: str, validation: str) -> Row:
+    """Return the top-1 accuracies of a linear classifier and of k-NN on the features of a run."""
+    encoder = open_encoder(run).to(choose_device())
+    datasets = [ShardDataset.open(shards), ShardDataset.open(validation)]
+    vectors = []
+    for name, location in (("training", shards), ("validation", validation)):
+        folder = run / "features" / name
+        vectors.append(extract_vectors(location, folder, encoder, str(run), ExtractionOptions()))
+    training, queries = match_videos(datasets, vectors, EvaluationConfig().group)
+    predictions = {
+        "linear_top1": fit_linear(queries, training).predicted,
+        "knn_top1": predict_by_neighbors(queries, training, choose_neighbors(training.labels)),
+    }
+    row: Row = {}
+    for name, predicted in predictions.items():
+        row[name] = (predicted == queries.labels).double().mean().item()
+    return row
 
 
 def is_scratch(strategy: str) -> bool:

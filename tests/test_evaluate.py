@@ -16,11 +16,10 @@ import pytest
 import torch
 from made_videos import broken_copy
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tiny import TINY
 from torchrun import free_port
 
-from adamae import extract_features
 from adamae.common.errors import InputError
 from adamae.evaluate import evaluate, list_predictions, make_results, parse_arguments
 from adamae.model.adamae import AdaMAE
@@ -37,7 +36,6 @@ from adamae.train import train
 from adamae.training.config import TrainConfig, parse
 from adamae.training.distributed import Distributed
 from adamae.training.evaluation import Evaluator, Predictions, average_precision
-from adamae.training.held_out import knn_top1
 from adamae.training.logger import read_rows
 from adamae.training.summary import interpret_scores
 
@@ -107,41 +105,30 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(
     of_export = results_of(tmp_path / "of_export", exported, synthetic_shards, *config)
     # Baselines compare with the training videos, which an export does not name.
     assert 0 <= results.pop("pixel_top1") <= 1
+    assert 0 <= results.pop("difference_top1") <= 1
     assert results.pop("knn_videos") == 16
+    assert results.pop("knn_neighbors") == 8
     assert {**of_export, "checkpoint": results["checkpoint"]} == results
     assert "optimistically biased" not in capsys.readouterr().err
 
 
-def test_neighbors_by_weights_without_a_run_and_by_features(
-    synthetic_videos: Path,
-    synthetic_shards: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_neighbors_by_weights_without_a_run(
+    synthetic_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "model.safetensors"
     pretrained.save(weights, AdaMAE(SHAPE).state_dict(), pretrained.make_metadata(SHAPE))
     sampled = ["data.frame_stride=2", "data.num_workers=1"]
     knn = ["--knn", synthetic_shards]
-    by_clip = results_of(tmp_path / "clips", weights, synthetic_shards, *knn, *sampled)
-    assert by_clip["num_videos"] == 16
-    assert {"knn_top1", "pixel_top1", "majority_top1"} < by_clip.keys()
-    features = tmp_path / "features"
-    arguments = [str(synthetic_videos), str(features), "--model", str(weights)]
-    arguments += ["--frame-stride", "2", "--window", "4"]
-    assert extract_features.main(extract_features.parse_arguments(arguments)) == 0
-    by_video = results_of(tmp_path / "videos", features, "--knn", features)
-    assert (by_video["num_videos"], by_video["majority_top1"]) == (16, 0.5)
-    files = sorted(features.rglob("*.safetensors"))
-    means = torch.stack([load_file(file)["features"].mean(dim=0) for file in files])
-    labels = torch.tensor([file.parent.name == "right" for file in files]).long()
-    is_other = ~torch.eye(16, dtype=torch.bool)
-    assert by_video["knn_top1"] == knn_top1(means, labels, means, labels, is_other)
-    line = r"k-NN 0\.\d+ ± 0\.12\d \(most common class 0\.500(.*)\), 16 videos\n"
-    of_clips, of_features = re.findall(line, capsys.readouterr().out)
-    assert of_clips.startswith(", 1-NN of pixels 0.")
-    assert of_features == "", "features have no pixels"
-    with pytest.raises(InputError, match="has no features as safetensors or for webdataset: run"):
-        results_of(tmp_path / "none", weights, "--knn", features)
+    results = results_of(tmp_path / "default", weights, synthetic_shards, *knn, *sampled)
+    assert results["num_videos"] == 16
+    assert results["knn_neighbors"] == 8, "both classes have eight videos"
+    assert {"knn_top1", "pixel_top1", "difference_top1", "majority_top1"} < results.keys()
+    knn += ["--neighbors", 3]
+    results = results_of(tmp_path / "three", weights, synthetic_shards, *knn, *sampled)
+    assert results["knn_neighbors"] == 3
+    baselines = r"most common class 0\.500, 1-NN of pixels 0\.\d+, frame differences \d\.\d+"
+    line = rf"k-NN 0\.\d+ ± 0\.1\d\d \(k = 3, one clip; {baselines}\), 16 videos\n"
+    assert re.search(line, capsys.readouterr().out)
 
 
 # Slow: two processes import torch and encode 96 views.
@@ -198,7 +185,7 @@ def test_probabilities_are_averaged_over_all_views_of_each_video(synthetic_shard
 
 def test_metrics_of_four_videos_worked_by_hand() -> None:
     probabilities = torch.tensor([[0.9, 0.1, 0], [0.3, 0.6, 0.1], [0.6, 0.2, 0.2], [0.1, 0.1, 0.8]])
-    predictions = Predictions(probabilities, torch.tensor([0, 0, 2, 2]))
+    predictions = Predictions(probabilities, torch.tensor([0, 0, 2, 2]), torch.arange(4))
     scores = predictions.scores()
     assert scores["top1"] == 0.5
     assert "top5" not in scores, "of five classes or fewer, all would be right"
@@ -217,10 +204,10 @@ def test_metrics_of_four_videos_worked_by_hand() -> None:
     assert results["confusion"] == [[1, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert results["per_class"]["x"] == {"videos": 2, "top1": 0.5}
     assert results["per_class"]["y"] == {"videos": 0, "top1": None}
-    always_the_first = Predictions(torch.eye(7)[[0] * 28], torch.arange(28) % 7)
+    always_the_first = Predictions(torch.eye(7)[[0] * 28], torch.arange(28) % 7, torch.arange(28))
     assert interpret_scores(always_the_first.scores()), "1/7 is not above 1/7, also when rounded"
     seven = torch.tensor([0.3, 0.2, 0.15, 0.12, 0.11, 0.07, 0.05]).expand(2, 7)
-    assert Predictions(seven, torch.tensor([4, 5])).scores()["top5"] == 0.5
+    assert Predictions(seven, torch.tensor([4, 5]), torch.arange(2)).scores()["top5"] == 0.5
 
 
 def test_average_precision_of_a_few_videos_worked_by_hand() -> None:
@@ -234,7 +221,7 @@ def test_average_precision_of_a_few_videos_worked_by_hand() -> None:
     assert average_precision(scores, is_true) == pytest.approx((0.5 + 2 / 3) / 2)
     probabilities = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.5]])
     labels = torch.tensor([[0, 0, 0], [1, 1, 0]], dtype=torch.uint8)
-    predictions = Predictions(probabilities, labels)
+    predictions = Predictions(probabilities, labels, torch.arange(2))
     assert predictions.average_precisions() == [0.5, 1.0, None]
     results = predictions.scores()
     assert results["mAP"] == 0.75
@@ -294,8 +281,8 @@ def test_other_classes_no_labels_and_an_empty_split_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", r"the following arguments are required: checkpoint.*; `.*--help` lists every option"),
-        ("run", "what is run to be evaluated on.* give a labeled dataset folder as SHARDS"),
+        ("run", r"the following arguments are required: shards; `.*--help` lists every option"),
+        ("run shards --neighbors 3", "name the training videos with --knn SHARDS"),
         ("run shards --batchsize 2", "there is no option --batchsize: did you mean --batch-size"),
         ("run shards --clips two", "--clips: invalid number value: 'two'"),
         ("run shards model.num_frames=8", "model.num_frames changes nothing in an evaluation"),

@@ -18,6 +18,8 @@ from adamae.pipeline.planning.plan import EvaluationPlan
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig
 from adamae.training.distributed import Distributed, sum_over_ranks
+from adamae.training.measures import find_majority, identify_videos
+from adamae.training.uncertainty import estimate_accuracy
 
 
 class Predictions(NamedTuple):
@@ -26,6 +28,8 @@ class Predictions(NamedTuple):
     probabilities: Float[Tensor, "V classes"]
     # Class numbers; of a multi-label dataset, a one for each class of a video.
     labels: Int[Tensor, " V"] | UInt8[Tensor, "V classes"]
+    # A number per video, the same for videos that are not independent.
+    groups: Int[Tensor, " V"]
 
     @property
     def is_multi_label(self) -> bool:
@@ -47,8 +51,10 @@ class Predictions(NamedTuple):
     def scores(self) -> dict[str, float]:
         """Return the metrics of the classifier.
 
-        One label per video: top1, top5 (of more than five classes), majority_top1 (the accuracy of
-        the most common class), and nll, the mean negative log-likelihood of the true class.
+        One label per video: top1, top5 (of more than five classes), their standard errors
+        (top1_error, top5_error), majority_top1 (the accuracy of the most common class of these
+        videos, for want of training videos), and nll, the mean negative log-likelihood of the true
+        class.
         Several: mAP, the mean of average precision over classes, chance_mAP, and bce, the binary
         cross-entropy.
         """
@@ -56,10 +62,15 @@ class Predictions(NamedTuple):
             return self._score_multi_label()
         num_classes = self.probabilities.shape[1]
         is_hit = self.probabilities.topk(min(5, num_classes)).indices == self.labels[:, None]
-        scores = {"top1": is_hit[:, 0].double().mean().item()}
+        top = {"top1": is_hit[:, 0]}
         if num_classes > 5:
-            scores["top5"] = is_hit.any(dim=1).double().mean().item()
-        scores["majority_top1"] = majority_top1(self.labels)
+            top["top5"] = is_hit.any(dim=1)
+        scores: dict[str, float] = {}
+        for name, is_right in top.items():
+            estimate = estimate_accuracy(is_right.numpy(), self.groups.numpy())
+            scores[name] = estimate.value
+            scores[f"{name}_error"] = estimate.error
+        scores["majority_top1"] = majority_top1(self.labels, self.labels)
         log_probabilities = self.probabilities.clamp_min(1e-12).log()
         scores["nll"] = F.nll_loss(log_probabilities, self.labels).item()
         scores["num_videos"] = len(self.labels)
@@ -81,25 +92,35 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Computes with all clips of a dataset; clips have the shape that config.model says."""
+    """Computes with all clips of a dataset."""
 
     config: TrainConfig
     dataset: ShardDataset
     dist: Distributed
+    # The shape of the clips; by default, config.model says it.
+    num_frames: int | None = None
+    image_size: tuple[int, int] | None = None
 
-    def make_plan(self, batch_size: int, num_clips: int = 1, num_crops: int = 1) -> EvaluationPlan:
-        """Plan `num_clips` clips along the time of each video, and `num_crops` crops of each."""
+    def make_plan(
+        self, batch_size: int, num_clips: int = 1, num_crops: int = 1, leaves_out: bool = False
+    ) -> EvaluationPlan:
+        """Plan `num_clips` clips along the time of each video, and `num_crops` crops of each.
+
+        leaves_out: whether `compute` leaves out videos that do not decode, instead of raising
+        InputError.
+        """
         model = self.config.model
         return EvaluationPlan(
             self.dataset,
             self.config.data,
-            num_frames=model.num_frames,
-            image_size=model.image_size,
+            num_frames=self.num_frames or model.num_frames,
+            image_size=self.image_size or model.image_size,
             batch_size=batch_size,
             num_temporal=num_clips,
             num_spatial=num_crops,
             rank=self.dist.rank,
             world_size=self.dist.world_size,
+            replaces=leaves_out,
         )
 
     @torch.no_grad()
@@ -114,7 +135,8 @@ class Evaluator:
 
         Return its results for all clips, in order, on the CPU. Every clip is computed by one rank,
         in a batch that is the same at any number of ranks, so the results are bitwise equal.
-        Raise InputError at a video that does not decode: none is skipped or replaced.
+        Raise InputError at a video that does not decode, unless the plan leaves it out: its results
+        are NaN then.
         """
         dist = self.dist
         # Each rank fills the rows of its clips; the others are zero, so that a sum collects all.
@@ -136,6 +158,10 @@ class Evaluator:
                     last = batch.positions[-1]
                     with autocast_to(dist.device, self.config.precision):
                         results[first : last + 1] = function(batch)
+                    for position, key in zip(batch.positions, batch.keys, strict=True):
+                        if key != self.dataset.samples[plan.row(position).sample].key:
+                            # Another video stands in for one that does not decode.
+                            results[position] = torch.nan
                     bar.update(len(batch.positions) * dist.world_size)
         finally:
             model.train(was_training)
@@ -164,12 +190,14 @@ class Evaluator:
                 " weights are damaged"
             )
         mean = probabilities.unflatten(0, (-1, num_clips * num_crops)).mean(dim=1)
+        (identities,) = identify_videos([self.dataset.samples], self.config.evaluation.group)
+        groups = identities[:, 2]
         if multi_label:
             labels = self.dataset.mark_classes(
                 sample.labels or () for sample in self.dataset.samples
             )
-            return Predictions(mean, torch.from_numpy(labels))
-        return Predictions(mean, read_labels(self.dataset))
+            return Predictions(mean, torch.from_numpy(labels), groups)
+        return Predictions(mean, read_labels(self.dataset), groups)
 
 
 def read_labels(
@@ -233,6 +261,6 @@ def check_classes(classes: Sequence[str], multi_label: bool, dataset: ShardDatas
             )
 
 
-def majority_top1(labels: Int[Tensor, " V"]) -> float:
-    """Compute the accuracy of always predicting the most common class."""
-    return labels.bincount().max().item() / len(labels)
+def majority_top1(labels: Int[Tensor, " V"], training_labels: Int[Tensor, " W"]) -> float:
+    """Compute the accuracy of always predicting the most common class of the training videos."""
+    return (labels == find_majority(training_labels)).double().mean().item()

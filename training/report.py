@@ -32,6 +32,7 @@ CHARTS = (
         "evaluation/knn_top1",
         "evaluation/majority_top1",
         "evaluation/pixel_top1",
+        "evaluation/difference_top1",
         "evaluation/top1",
         "evaluation/top5",
     ),

@@ -1,7 +1,6 @@
 """Describe the results of a run in words, for train.py, evaluate.py and the report."""
 
 from collections.abc import Iterable, Mapping
-from math import sqrt
 from typing import Any
 
 from adamae.common.logging import format_duration
@@ -12,13 +11,14 @@ from adamae.training.config import TrainConfig
 BASELINES = {
     "majority_top1": ("most common class", "always predicting the most common class"),
     "pixel_top1": ("1-NN of pixels", "the class of the video with the nearest mean gray thumbnail"),
+    "difference_top1": ("frame differences", "k-NN of the differences between frames"),
 }
-# Accuracies of a model: their titles, and the metric that has the number of their videos. Of a
+# Accuracies of a model: their titles, and the metrics that have their standard errors. Of a
 # fine-tuned model, k-NN stands beside top-1, which comes first.
 ACCURACIES = {
-    "top1": ("top-1", "num_videos"),
-    "top5": ("top-5", "num_videos"),
-    "knn_top1": ("k-NN", "knn_videos"),
+    "top1": ("top-1", "top1_error"),
+    "top5": ("top-5", "top5_error"),
+    "knn_top1": ("k-NN", "knn_error"),
 }
 # A loss relative to that of predicting each patch's mean (1) is near 1 from this on.
 NOTHING_LEARNED = 0.98
@@ -27,8 +27,8 @@ Metrics = Mapping[str, float]
 
 
 def describe_scores(metrics: Metrics) -> str:
-    """Return an evaluation as one line, with standard errors, such as `held-out loss 0.960,
-    k-NN 0.651 ± 0.060 (most common class 0.508, 1-NN of pixels 0.635), 63 videos`."""
+    """Return an evaluation as one line, with standard errors, such as `held-out loss 0.960, k-NN
+    0.651 ± 0.060 (k = 20, one clip; most common class 0.508, 1-NN of pixels 0.635), 63 videos`."""
     parts = []
     if "reconstruction_loss" in metrics:
         parts.append(f"held-out loss {metrics['reconstruction_loss']:.3f}")
@@ -38,7 +38,9 @@ def describe_scores(metrics: Metrics) -> str:
         for name, (title, _) in BASELINES.items():
             if name in metrics:
                 baselines.append(f"{title} {metrics[name]:.3f}")
-        parts.append(f"{', '.join(accuracies)} ({', '.join(baselines)})")
+        # compare.py may give another accuracy of the same weights, as it has all windows.
+        how = f"k = {metrics['knn_neighbors']:.0f}, one clip; " if "knn_top1" in metrics else ""
+        parts.append(f"{', '.join(accuracies)} ({how}{', '.join(baselines)})")
     if "mAP" in metrics:
         parts.append(f"mAP {metrics['mAP']:.3f} (chance {metrics['chance_mAP']:.3f})")
     parts.append(f"{metrics['num_videos']:,.0f} videos")
@@ -47,18 +49,8 @@ def describe_scores(metrics: Metrics) -> str:
 
 def describe_accuracy(metrics: Metrics, name: str) -> str:
     """Return an accuracy with its standard error, such as `k-NN 0.651 ± 0.060`."""
-    title, videos_metric = ACCURACIES[name]
-    error = standard_error(metrics[name], metrics[videos_metric])
-    return f"{title} {metrics[name]:.3f} ± {error:.3f}"
-
-
-def standard_error(accuracy: float, num_videos: float) -> float:
-    """Return the standard error of an accuracy on so many videos.
-
-    One right and one wrong video are added to them, so that it is not 0 where all are right.
-    """
-    p = (accuracy * num_videos + 1) / (num_videos + 2)
-    return sqrt(p * (1 - p) / num_videos)
+    title, error_name = ACCURACIES[name]
+    return f"{title} {metrics[name]:.3f} ± {metrics[error_name]:.3f}"
 
 
 def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list[str]:
@@ -68,7 +60,7 @@ def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list
     if name is not None:
         baselines = [baseline for baseline in BASELINES if baseline in metrics]
         best = max(baselines, key=lambda baseline: metrics[baseline])
-        error = standard_error(metrics[name], metrics[ACCURACIES[name][1]])
+        error = metrics[ACCURACIES[name][1]]
         if metrics[name] - 2 * error <= metrics[best]:
             warnings.append(
                 f"WARNING: {describe_accuracy(metrics, name)} is not clearly above"

@@ -227,8 +227,12 @@ class EvaluationPlan(ClipPlan):
         num_spatial: int = 1,
         rank: int = 0,
         world_size: int = 1,
+        replaces: bool = False,
     ) -> None:
         """Prepare the plan of one rank.
+
+        replaces: whether the next videos stand in for one that does not decode, which is an error
+            otherwise. The batch has their keys then.
 
         Raise InputError if the batch cannot hold whole groups of spatial views or a stride does not
         fit the shards.
@@ -247,6 +251,7 @@ class EvaluationPlan(ClipPlan):
         self._num_temporal = num_temporal
         self._rank = rank
         self._world_size = world_size
+        self._replaces = replaces
         check_strides(dataset, config)
         self._subset = choose_subset(dataset, config)
 
@@ -271,6 +276,14 @@ class EvaluationPlan(ClipPlan):
             video.width, video.height, spatial, self.crops_per_decode, self.frame_size
         )
         return PlanRow(position, sample, frames, crop, flip=False)
+
+    def replacement(self, row: PlanRow, attempt: int) -> PlanRow | None:
+        """Choose the same view of the video that comes `attempt` videos later, or None."""
+        if not self._replaces or attempt >= len(self._subset):
+            return None
+        views_per_video = self._num_temporal * self.crops_per_decode
+        position = (row.position + attempt * views_per_video) % len(self)
+        return self.row(position)._replace(position=row.position)
 
     def _place_view(self, temporal: int) -> float:
         """Return where a temporal view lies: in [0, 1] of the video, or in [0, 1) of a segment."""

@@ -40,7 +40,8 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
     scores = {
         "reconstruction_loss": 0.75,
         "knn_top1": 0.5,
-        "knn_videos": 9,
+        "knn_error": 0.16,
+        "knn_neighbors": 4,
         "num_videos": 9,
         "majority_top1": 0.4,
     }

@@ -181,13 +181,16 @@ class Classification(Task):
         scores = evaluator.predict(model, self.multi_label).scores()
         if self.dist.is_main:
             self._keep_best(log.run.checkpoints / "best/model.safetensors", model, step, scores)
+        metrics: dict[str, float] = {}
         if config.task == "finetune":
-            scores = self.held_out.evaluate(model, self.dist) | scores
+            metrics = self.held_out.evaluate(model, self.dist)
         elif not self.multi_label:
             # The encoder of a probe is frozen, so only the baselines are of interest, and these do
             # not change from one evaluation to the next.
             self.baselines = self.baselines or self.held_out.evaluate(None, self.dist)
-            scores = self.baselines | scores
+            metrics = self.baselines
+        # k-NN and its baselines may have fewer videos than the classifier.
+        scores = scores | metrics | {"num_videos": scores["num_videos"]}
         log.write_evaluation(step, scores)
 
     def _keep_best(self, file: Path, model: nn.Module, step: int, scores: dict[str, float]) -> None:
