@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from encoder_models import IMAGE_CASES
 from hub_server import HubServer
 from huggingface_hub import constants
 from made_videos import encode
@@ -21,6 +22,7 @@ from adamae import export, visualize
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import VideoClassifier
+from adamae.model.encoders.open_encoder import open_encoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.load_model import load_adamae, load_encoder
 from adamae.model.weights.read_config import trained_rate
@@ -156,10 +158,30 @@ def test_wrong_names_are_one_sentence(hub: HubServer, name: str | Path, message:
         load_encoder(name)
 
 
+def test_encoders_of_other_libraries(hub: HubServer, tmp_path: Path) -> None:
+    """It imports transformers, which takes seconds."""
+    IMAGE_CASES["dinov2"].write(tmp_path)
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    hub.models["user/dino"] = files
+    encoder = open_encoder("hf://user/dino@main", num_frames=2)
+    assert encoder.name == "user/dino@main"
+    clip = torch.zeros(1, 2, 32, 32, 3, dtype=torch.uint8)
+    assert torch.equal(encoder.pooled(clip), open_encoder(tmp_path, num_frames=2).pooled(clip))
+    # Only with hf:// is a name looked up.
+    with pytest.raises(InputError, match="user/dino does not exist"):
+        open_encoder("user/dino")
+    pickled = {"config.json": files["config.json"], "pytorch_model.bin": b"a pickle"}
+    hub.models["user/pickled"] = pickled
+    with pytest.raises(InputError, match=r"user/pickled .* has no weights as safetensors"):
+        open_encoder("hf://user/pickled")
+    assert not any("pytorch_model.bin" in request for request in hub.requests)
+
+
 def test_nobody_there(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="in its cache, and it cannot be reached"):
-        load_adamae("user/name")
+    for load in (load_adamae, open_encoder):
+        with pytest.raises(InputError, match="in its cache, and it cannot be reached"):
+            load("hf://user/name")
     file = tmp_path / "a.safetensors"
     pretrained.save(file, AdaMAE(CONFIG).state_dict(), pretrained.make_metadata(CONFIG))
     message = "user/name cannot be written on the Hugging Face Hub"

@@ -45,9 +45,10 @@ def _check_normalization(path: Path) -> None:
     if find_processor(path) is None or is_structure_only():
         return
     processor = Processor(path)
-    ours = Normalization(IMAGENET_MEAN, IMAGENET_STD)
-    theirs = processor.make_normalization()
-    if not (ours.scale.allclose(theirs.scale) and ours.shift.allclose(theirs.shift)):
+    expected = Normalization(IMAGENET_MEAN, IMAGENET_STD)
+    described = processor.make_normalization()
+    has_scale = described.scale.allclose(expected.scale)
+    if not has_scale or not described.shift.allclose(expected.shift):
         raise InputError(
             f"{processor.file} normalizes frames with another mean and deviation than ImageNet's,"
             " which every published VideoMAE has: set image_mean and image_std to those"

@@ -5,8 +5,10 @@ By huggingface_hub, with its cache, its login, and its variables HF_ENDPOINT and
 
 import re
 from pathlib import Path
+from typing import Any
 
 from adamae.common.errors import InputError
+from adamae.model.weights.tensor_files import read_json
 
 # user/name, perhaps with a revision.
 NAME = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -45,6 +47,7 @@ def _download(repo: str, revision: str | None) -> Path:
             )
             if any(Path(folder).rglob(kind)):
                 return Path(folder)
+            _check_pickles(Path(folder), name)
     except errors.LocalEntryNotFoundError as error:
         raise InputError(
             f"{name} is neither a path here nor a model on the Hugging Face Hub that is in its"
@@ -58,6 +61,22 @@ def _download(repo: str, revision: str | None) -> Path:
     raise InputError(
         f"{repo} on the Hugging Face Hub has no weights as safetensors or .bin: name another model"
     )
+
+
+def _check_pickles(folder: Path, name: str) -> None:
+    """Raise InputError for a model of transformers or timm that has no safetensors.
+
+    folder: what describes it, which is downloaded already. Only VideoMAE's pickles are read, by
+    model.weights.tensor_files, which runs no code of theirs.
+    """
+    file = folder / "config.json"
+    description = read_json(file, file, dict[str, Any]) if file.is_file() else {}
+    if description.get("model_type", "videomae") != "videomae" or "architecture" in description:
+        raise InputError(
+            f"{name} on the Hugging Face Hub has no weights as safetensors: other formats are"
+            " pickles, which can hold code; choose a revision with safetensors, such as"
+            " hf://user/name@refs/pr/1, or another model"
+        )
 
 
 def push_folder(folder: Path, repo: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
@@ -53,14 +53,6 @@ def give_ids(model: AdaMAE, visible_ids: Tensor, masked_ids: Tensor) -> None:
         return Mask(visible_ids, masked_ids, log_probs)
 
     strategy.sample = sample  # type: ignore[method-assign, assignment]
-
-
-def randomize(module: nn.Module, seed: int = 0) -> None:
-    """Change all parameters: with biases of 0 and norms of 1, mistakes would not show."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in module.parameters():
-            value.add_(torch.randn(value.shape, generator=generator) * 0.1)
 
 
 def close(value: Tensor, expected: Tensor, name: str = "", within: float = 1e-5) -> None:

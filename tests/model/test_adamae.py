@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from material import close, give_ids, random_clip, random_ids, randomize, small
+from material import close, give_ids, random_clip, random_ids, small
+from tiny import randomize
 from torch import Tensor
 
 from adamae.model.adamae import AdaMAE, Output

@@ -7,7 +7,8 @@ from itertools import product
 
 import pytest
 import torch
-from material import close, random_clip, randomize, small
+from material import close, random_clip, small
+from tiny import randomize
 
 from adamae.model.adamae import AdaMAE
 from adamae.model.registry import MASKS

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from material import random_clip, randomize, small
+from material import random_clip, small
 from PIL import Image
 from runs import is_same
-from tiny import TINY
+from tiny import TINY, randomize
 
 from adamae import export
 from adamae.common.errors import InputError

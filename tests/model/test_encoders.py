@@ -10,9 +10,10 @@ import timm
 import torch
 import transformers
 from encoder_models import IMAGE_CASES, VIDEO_CASES, Case
-from material import close, random_clip, randomize, small
+from material import close, random_clip, small
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
+from tiny import randomize
 from torch import Tensor
 
 from adamae.common.errors import InputError

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from material import close, give_ids, random_clip, random_ids, randomize, small
+from material import close, give_ids, random_clip, random_ids, small
 from test_export import pixel_values
+from tiny import randomize
 from torch import Tensor
 from transformers import (
     VideoMAEConfig,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from material import randomize, small
+from material import small
 from runs import is_same
 from safetensors.torch import save_file
+from tiny import randomize
 
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE

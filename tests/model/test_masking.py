@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from material import close, random_clip, randomize, small
+from material import close, random_clip, small
+from tiny import randomize
 from torch import Tensor, nn
 from torch.func import functional_call
 

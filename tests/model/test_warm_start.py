@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from material import random_clip, randomize, small
+from material import random_clip, small
 from runs import is_same
 from safetensors.torch import save_file
+from tiny import randomize
 from torch import Tensor
 
 from adamae.common.errors import InputError

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from material import randomize
+from tiny import randomize
 
 VIDEO = {"hidden_size": 36, "num_attention_heads": 2, "intermediate_size": 40}
 VISION = {**VIDEO, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8}
