@@ -1,5 +1,7 @@
 """Converts weights from and to the layouts of the authors' AdaMAE, VideoMAE and Hugging Face.
 
+MMAction2's and what Lightning writes are read, too.
+
 Layouts differ in names, in the tokenizer (a Conv3d kernel [D, C, t, h, w] there, a matrix [D,
 t·h·w·C] here), in leading dimensions of 1 and, at Hugging Face, in separate matrices for queries,
 keys and values. Nothing is rounded: round trips are exact. One weight in the four layouts:
@@ -25,6 +27,7 @@ from torch import Tensor
 from adamae.common.errors import InputError
 from adamae.common.logging import log_note
 from adamae.model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, TOKENIZER, StateDict, select
+from adamae.model.tokenizer import position_table
 
 # From names in an external layout, or parts of them, to those here.
 Names = dict[str, str]
@@ -32,6 +35,19 @@ Names = dict[str, str]
 NUM_LEADING_ONES = {LEARNED_POSITIONS: 1, "decoder.mask_token": 2}
 # Hugging Face's VideoMAEModel, which has no head, names its tokenizer without a prefix.
 TOKENIZER_OF_MODEL = "embeddings.patch_embeddings.projection.weight"
+# MMAction2's VisionTransformer
+TOKENIZER_OF_MMACTION = "patch_embed.projection.weight"
+# The names of a tokenizer's weights in all layouts; none is the end of one before it.
+TOKENIZERS = (
+    TOKENIZER,
+    f"videomae.{TOKENIZER_OF_MODEL}",
+    TOKENIZER_OF_MODEL,
+    "encoder.patch_embed.proj.weight",
+    "patch_embed.proj.weight",
+    TOKENIZER_OF_MMACTION,
+)
+# Starts of the names of a classifier that are beside those of its backbone in MMAction2.
+MMACTION_HEAD = "cls_head.fc_cls."
 
 
 class Layout(NamedTuple):
@@ -57,9 +73,21 @@ VIDEOMAE = Layout(
     {
         "patch_embed.proj.": "tokenizer.projection.",
         "blocks.": "encoder.blocks.",
+        "norm.": "encoder.norm.",
         "fc_norm.": "norm.",
     },
     {},
+)
+MMACTION = Layout(
+    {},
+    {
+        "patch_embed.projection.": "tokenizer.projection.",
+        "blocks.": "encoder.blocks.",
+        "norm.": "encoder.norm.",
+        "fc_norm.": "norm.",
+        MMACTION_HEAD: "head.",
+    },
+    {"mlp.layers.0.0.": "mlp.fc1.", "mlp.layers.1.": "mlp.fc2."},
 )
 HUGGINGFACE = Layout(
     {**_HF_ENCODER, "decoder.decoder_layers.": "decoder.blocks.", **_DECODER},
@@ -109,6 +137,8 @@ def from_external(state_dict: StateDict) -> StateDict:
     state = {}
     for external, value in state_dict.items():
         name = _rename(external, starts, layout.in_block)
+        if name == "pos_embed" and _is_position_table(value):
+            continue
         # Some versions of transformers have it; softmax cancels what all keys share.
         if name.endswith("attn.key.bias"):
             continue
@@ -122,11 +152,22 @@ def from_external(state_dict: StateDict) -> StateDict:
 
 
 def _detect_layout(state_dict: StateDict) -> Layout:
-    """Tell Hugging Face's layout by the prefix of names; the authors' includes VideoMAE's."""
+    """Tell layouts by the names of their tokenizers; the authors' includes VideoMAE's."""
     if any(name.startswith("videomae.") for name in state_dict):
         return HUGGINGFACE
+    if TOKENIZER_OF_MMACTION in state_dict:
+        return MMACTION
     stages = re.findall(r"\bencoder\.get_token_probs\.(\d{1,3})\.", " ".join(state_dict))
     return adamae_layout(max(map(int, stages), default=1))
+
+
+def _is_position_table(value: Tensor) -> bool:
+    """Return whether values [1, N, D] are the fixed positions, which MMAction2 writes along."""
+    if value.dim() != 3 or len(value) != 1:
+        return False
+    table = position_table("flat-1d", (value.shape[1], 1, 1), value.shape[2])
+    # On the meta device, only shapes are read. Other files may be in half precision.
+    return value.is_meta or torch.allclose(value[0].float(), table, atol=1e-2)
 
 
 def _to_own_shape(name: str, value: Tensor) -> Tensor:
@@ -153,8 +194,9 @@ def to_own_layout(state_dict: StateDict, file: Path) -> StateDict:
     """Convert the weights in `file` to the layout of this project, unless they are in it already.
 
     A decoder whose encoder has no last norm is left out, with a note: it cannot follow an encoder
-    here.
+    here. Raise InputError if the file holds several models.
     """
+    state_dict = remove_prefix(state_dict, file)
     if not any(name.startswith("tokenizer.") for name in state_dict):
         state_dict = from_external(state_dict)
     if is_pretraining(state_dict) and "encoder.norm.weight" not in state_dict:
@@ -163,6 +205,45 @@ def to_own_layout(state_dict: StateDict, file: Path) -> StateDict:
         )
         return select(state_dict, ENCODER_PARTS)
     return state_dict
+
+
+def remove_prefix(state_dict: StateDict, file: Path) -> StateDict:
+    """Remove what stands before all names of a model that is a part of another module.
+
+    `model.encoder.norm.weight`, as Lightning writes it, becomes `encoder.norm.weight`, and so does
+    MMAction2's `backbone.`. Other parts of that module are left out, with a note. Raise InputError
+    if several of them are models.
+    """
+    prefixes = {_find_prefix(name) for name in state_dict} - {None}
+    # A teacher may be a part of the model itself.
+    if not prefixes or "" in prefixes:
+        return state_dict
+    if len(prefixes) > 1:
+        names = ", ".join(sorted(map(str, prefixes)))
+        raise InputError(f"{file} holds several models, {names}: save one of them by itself")
+    (prefix,) = prefixes
+    state = {}
+    left_out = set()
+    for name, value in state_dict.items():
+        if name.startswith(str(prefix)):
+            state[name.removeprefix(str(prefix))] = value
+        elif name.startswith(MMACTION_HEAD):
+            state[name] = value
+        else:
+            left_out.add(name.partition(".")[0])
+    if left_out:
+        parts = ", ".join(sorted(left_out))
+        log_note(f"of {file}, only what is called {prefix}… is read: {parts} is left out")
+    return state
+
+
+def _find_prefix(name: str) -> str | None:
+    """Return what stands before the name of a tokenizer's weights; None for other weights."""
+    for tokenizer in TOKENIZERS:
+        prefix = name.removesuffix(tokenizer)
+        if prefix != name and (not prefix or prefix.endswith(".")):
+            return prefix
+    return None
 
 
 def to_external(

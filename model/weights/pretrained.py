@@ -10,11 +10,12 @@ from torch import nn
 
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
+from adamae.common.logging import log_note
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import make_classifier
 from adamae.model.config import ModelConfig
 from adamae.model.encoder import VideoEncoder
-from adamae.model.state_dict import ENCODER_PARTS, StateDict, check_keys, select, shapes
+from adamae.model.state_dict import StateDict, check_keys, select, shapes
 from adamae.model.weights.external_layouts import is_pretraining, to_own_layout
 from adamae.model.weights.find_weights import find_file
 from adamae.model.weights.read_config import ASSUMED, Description, infer_config, read_description
@@ -81,12 +82,22 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
             )
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
-            state = select(state, ENCODER_PARTS)
+            state = _leave_out_extras(state, file)
     expected = shapes(model.state_dict())
     if config.target != "pixels":
         # The target alone knows how many values it predicts: here its head may have any shape.
         expected |= shapes(select(state, "decoder.head."))
     check_keys(expected, shapes(state), f"{file} is damaged or of another model")
+
+
+def _leave_out_extras(state: StateDict, file: Path) -> StateDict:
+    """Return the weights without those that encoders do not need, so that others are refused."""
+    if "norm.weight" in state:
+        log_note(
+            f"{file} has no head: its `norm`, which follows the mean of all tokens, is left out"
+        )
+    extras = select(state, ("norm.", "token_sampler."))
+    return {name: value for name, value in state.items() if name not in extras}
 
 
 def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -> None:

@@ -29,8 +29,11 @@ MAX_LEGACY_PICKLE = 2**24
 # Under what files have their weights: `model` and the like alone, and the others beside optimizers
 # and further networks (V-JEPA 2). Of several, the first is taken: the average over the training.
 WRAPPERS = ("model", "module", "state_dict", "ema_encoder", "target_encoder", "encoder")
-# What torch.compile and DistributedDataParallel put before every name.
-PREFIXES = re.compile(r"^((_orig_mod|module)\.)+")
+# What torch.compile, DistributedDataParallel, FSDP and activation checkpointing put into names,
+# where they wrap a module.
+MODULE_WRAPPERS = re.compile(
+    r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 
 def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
@@ -121,10 +124,10 @@ def _unwrap(contents: Any, file: Path) -> StateDict:
 
 
 def _strip_prefixes(tensors: StateDict, file: Path) -> StateDict:
-    """Remove prefixes of wrappers: `module.encoder.norm.weight` becomes `encoder.norm.weight`."""
+    """Remove wrappers: `module.encoder._orig_mod.norm.weight` becomes `encoder.norm.weight`."""
     state: StateDict = {}
     for prefixed, value in tensors.items():
-        name = PREFIXES.sub("", prefixed)
+        name = MODULE_WRAPPERS.sub("", prefixed)
         if name in state:
             raise InputError(
                 f"{file} cannot be used: it holds {name} twice, with and without a prefix"
