@@ -1,11 +1,12 @@
-"""Philox4x32-10 (Salmon et al. 2011): noise that is a pure function of (seed, row, token).
+"""Philox4x32-10 (Salmon et al. 2011): noise that is a pure function of (seed, layer, row, token).
 
 It is the same on every device, in any batch and for any number of processes, which is what lets a
 run resume, and be repeated, with the same masks.
 
 A counter of four 32-bit words and a key of two make four random words. A clip's counters are
-(block, position's low half, position's high half, 0), where its position in the run is offset + row
-and a block is four tokens; the key is the seed's halves. For seed 2^32 + 7 and position 5:
+(block, position's low half, position's high half, layer), where its position in the run is offset +
+row and a block is four tokens; the key is the seed's halves. Layer 0 is what samples tokens; others
+are layers with dropout (keep_mask.py). For seed 2^32 + 7, position 5 and layer 0:
 
     token                 0   1   2   3   4   5   6   7   8   …
     counter              (0, 5, 0, 0)    (1, 5, 0, 0)    (2, 5, 0, 0)
@@ -29,7 +30,7 @@ NUM_ROUNDS = 10
 LOW_32 = 0xFFFFFFFF
 
 
-def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
+def philox(seed: Tensor, offset: Tensor, rows: int, count: int, layer: int = 0) -> Tensor:
     """Return random words, for the clips at positions offset + 0 to offset + rows - 1.
 
     philox(seed=0, offset=0, rows=1, count=4) is [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]].
@@ -39,6 +40,7 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
         offset: int64 [], the position of the first clip in the run.
         rows: number of clips.
         count: number of tokens of a clip.
+        layer: the last word of all counters.
 
     Returns:
         int64 [rows, count], from 0 to 2^32 - 1.
@@ -54,7 +56,7 @@ def philox(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
     # words needs 64 bits, so words are kept in int64; the upper halves of `odd` and of keys are
     # noise, which is dropped when they get into `even`.
     even = torch.stack(torch.broadcast_tensors(block, row >> 32)) & LOW_32
-    odd = torch.stack(torch.broadcast_tensors(row, torch.zeros_like(block)))
+    odd = torch.stack(torch.broadcast_tensors(row, torch.full_like(block, layer)))
     for key in keys.view(NUM_ROUNDS, 2, 1, 1).unbind():
         # A round multiplies words 0 and 2, and swaps their products. The lower halves become words
         # 1 and 3; the upper halves, with what these were and the key, words 0 and 2.
@@ -82,15 +84,16 @@ def gumbel(seed: Tensor, offset: Tensor, rows: int, count: int) -> Tensor:
 
 
 @triton.jit
-def philox_row(seed, row, QUARTER: tl.constexpr):
-    """Return the words of `philox` for the clip at position `row`, uint32 [4 * QUARTER].
+def philox_row(seed, row, first_block, layer, QUARTER: tl.constexpr):
+    """Return words of `philox` for the clip at position `row`, uint32 [4 * QUARTER].
 
-    A thread keeps all four words of its counters.
+    They are those of QUARTER blocks, from `first_block` on. A thread keeps all four words of its
+    counters.
     """
     low = (row & 0xFFFFFFFF).to(tl.uint32)
     high = ((row >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    block = tl.arange(0, QUARTER).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(seed, block, low, high, low * 0)
+    block = (first_block + tl.arange(0, QUARTER)).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(seed, block, low, high, low * 0 + layer)
     # The last dimension of the join is the faster one: words come out in the order 0, 1, 2, 3.
     even = tl.join(w0, w2)
     odd = tl.join(w1, w3)
@@ -100,7 +103,7 @@ def philox_row(seed, row, QUARTER: tl.constexpr):
 @triton.jit
 def gumbel_row(seed, row, QUARTER: tl.constexpr):
     """Return the noise of `gumbel` for the clip at position `row`, fp32 [4 * QUARTER]."""
-    bits = philox_row(seed, row, QUARTER) >> 9
+    bits = philox_row(seed, row, 0, 0, QUARTER) >> 9
     # No product is followed by a sum that rounds: whether the compiler fuses them changes nothing.
     uniform = (bits.to(tl.float32) + 0.5) * (1.0 / 8388608)
     return -tl.log(-tl.log(uniform))

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from adamae.common.errors import InputError
 from adamae.kernels.gather_tokens import gather_tokens
 from adamae.kernels.gumbel_topk import gumbel_topk
-from adamae.model.blocks import initialize
+from adamae.model.blocks import Seed, initialize
 from adamae.model.channels import Clip, prepare_clip
 from adamae.model.config import ModelConfig
 from adamae.model.encoder import Encoder, Features, encode
-from adamae.model.masking import Mask, Seed, make_masking
+from adamae.model.masking import Mask, make_masking
 from adamae.model.registry import DECODERS, find_class
 from adamae.model.sampling_loss import sampling_loss
 from adamae.model.targets import Target, make_target

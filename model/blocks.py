@@ -1,12 +1,13 @@
 """The transformer block of encoder, decoder and token sampler, with VideoMAE's attention."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from adamae.kernels.keep_mask import keep_mask
 from adamae.model.casting import Weights, autocast_dtype, cast_groups, cast_together
 
 
@@ -32,29 +33,69 @@ class LayerNorm(nn.LayerNorm):
         return y.to(x.dtype)
 
 
-class Dropout(nn.Dropout):
-    """Dropout that keeps a byte a value for the backward pass; on a CPU, PyTorch keeps a float."""
+# A tensor is 0-d, int64, on the clip's device.
+Seed = int | Tensor
 
-    def forward(self, input: Tensor) -> Tensor:
+
+class Noise(NamedTuple):
+    """What masks and dropout are functions of, beside the token and the layer."""
+
+    seed: Seed
+    # The global position of the batch's first clip.
+    offset: Seed
+
+
+class Dropout(nn.Module):
+    """Dropout by which a clip loses the same values in any batch and rank.
+
+    It keeps a byte a value for the backward pass.
+    """
+
+    def __init__(self, p: float, layer: int) -> None:
+        """layer: a number from 1 on, which no other dropout of the model has."""
+        super().__init__()
+        self.p = p
+        self.layer = layer
+
+    def forward(self, x: Float[Tensor, "B N D"], noise: Noise | None) -> Float[Tensor, "B N D"]:
+        """Drop values in training, which takes noise."""
         if not self.training or self.p == 0:
-            return input
-        if torch.compiler.is_compiling():
-            # The compiler's native_dropout samples floats of the input's dtype instead of bools.
-            kept = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - self.p)
-            # This op multiplies by mask and scale, which is what dropout does forward, too.
-            return torch.ops.aten.native_dropout_backward(input, kept, 1 / (1 - self.p))
-        output, _ = torch.native_dropout(input, self.p, True)
-        return output
+            return x
+        assert noise is not None
+        kept = keep_mask(x, self.p, noise.seed, noise.offset, self.layer)
+        return DropValues.apply(x, kept, 1 / (1 - self.p))
 
 
-class DropPath(Dropout):
+class DropValues(torch.autograd.Function):
+    """x · kept · scale, by one launch each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        # This op is what dropout does forward, too. Were it not in a function of its own, autograd
+        # would keep x.
+        return torch.ops.aten.native_dropout_backward(x, kept, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        (kept,) = ctx.saved_tensors
+        (grad_output,) = grads
+        grad = torch.ops.aten.native_dropout_backward(grad_output, kept, ctx.scale)
+        return grad, None, None
+
+
+class DropPath(nn.Module):
     """Stochastic depth: in training, drops a whole clip's residual branch with probability p."""
 
-    def forward(self, input: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         if not self.training or self.p == 0:
-            return input
-        scale = super().forward(input.new_ones(len(input), 1, 1))
-        return input * scale
+            return x
+        return x * F.dropout(x.new_ones(len(x), 1, 1), self.p)
 
 
 class Attention(nn.Module):
@@ -66,7 +107,7 @@ class Attention(nn.Module):
 
     k_bias: Tensor
 
-    def __init__(self, width: int, num_heads: int, qv_bias: bool, dropout: float) -> None:
+    def __init__(self, width: int, num_heads: int, qv_bias: bool) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -75,7 +116,6 @@ class Attention(nn.Module):
         k_bias = torch.zeros(width) if qv_bias else None
         self.register_buffer("k_bias", k_bias, persistent=False)
         self.proj = nn.Linear(width, width)
-        self.proj_drop = Dropout(dropout)
 
     def weights(self) -> Weights:
         """Return the weights that `forward` takes in another dtype."""
@@ -110,20 +150,19 @@ class Attention(nn.Module):
         k = self.split_heads(k)
         v = self.split_heads(v)
         x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.proj_drop(F.linear(x, proj_weight, proj_bias))
+        return F.linear(x, proj_weight, proj_bias)
 
     def split_heads(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B h N D/h"]:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class Mlp(nn.Module):
-    """Linear, GELU, linear, dropout."""
+    """Linear, GELU, linear."""
 
-    def __init__(self, width: int, hidden_width: int, dropout: float) -> None:
+    def __init__(self, width: int, hidden_width: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden_width)
         self.fc2 = nn.Linear(hidden_width, width)
-        self.drop = Dropout(dropout)
 
     def weights(self) -> Weights:
         """Return the weights that `forward` takes in another dtype."""
@@ -134,10 +173,8 @@ class Mlp(nn.Module):
         hidden = F.linear(x, weight1, bias1)
         if torch.compiler.is_compiling():
             # The compiler recomputes GELU by itself where that is cheaper than to keep it.
-            y = F.linear(F.gelu(hidden), weight2, bias2)
-        else:
-            y = GeluLinear.apply(hidden, weight2, bias2)
-        return self.drop(y)
+            return F.linear(F.gelu(hidden), weight2, bias2)
+        return GeluLinear.apply(hidden, weight2, bias2)
 
 
 class GeluLinear(torch.autograd.Function):
@@ -171,14 +208,18 @@ class Block(nn.Module):
         num_heads: int,
         qv_bias: bool = True,
         dropout: float = 0.0,
+        first_layer: int = 1,
         drop_path: float = 0.0,
         norm_eps: float = 1e-6,
     ) -> None:
+        """first_layer: the number of the first of its two layers with dropout."""
         super().__init__()
         self.norm1 = LayerNorm(width, eps=norm_eps)
-        self.attn = Attention(width, num_heads, qv_bias, dropout)
+        self.attn = Attention(width, num_heads, qv_bias)
+        self.attn_drop = Dropout(dropout, first_layer)
         self.norm2 = LayerNorm(width, eps=norm_eps)
-        self.mlp = Mlp(width, 4 * width, dropout)
+        self.mlp = Mlp(width, 4 * width)
+        self.mlp_drop = Dropout(dropout, first_layer + 1)
         self.drop_path = DropPath(drop_path)
 
     def forward(
@@ -186,8 +227,9 @@ class Block(nn.Module):
         x: Float[Tensor, "B N D"],
         context: Float[Tensor, "B K D"] | None = None,
         num_kv_only: int = 0,
+        noise: Noise | None = None,
     ) -> Float[Tensor, "B N-num_kv_only D"]:
-        """Attend to x itself, or only to `context`.
+        """Attend to x itself, or only to `context`. A block with dropout takes noise in training.
 
         The first `num_kv_only` tokens give keys and values, but get no output, for a last block
         whose output is not read whole.
@@ -202,8 +244,10 @@ class Block(nn.Module):
         y = self.norm1(x, norm1)
         if context is not None:
             context = self.norm1(context, norm1)
-        x = x[:, num_kv_only:] + self.drop_path(self.attn(y, attn, context, num_kv_only))
-        return x + self.drop_path(self.mlp(self.norm2(x, norm2), mlp))
+        y = self.attn_drop(self.attn(y, attn, context, num_kv_only), noise)
+        x = x[:, num_kv_only:] + self.drop_path(y)
+        y = self.mlp_drop(self.mlp(self.norm2(x, norm2), mlp), noise)
+        return x + self.drop_path(y)
 
 
 def initialize(module: nn.Module) -> None:

@@ -13,14 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from adamae.common.errors import InputError
 from adamae.kernels.gumbel_topk import gumbel_topk
-from adamae.model.blocks import Block
+from adamae.model.blocks import Block, Noise, Seed
 from adamae.model.casting import Linear
 from adamae.model.channels import Clip, measure_change
 from adamae.model.config import SAMPLER_HEADS, ModelConfig
 from adamae.model.registry import MASKS, find_class
 
-# A tensor is 0-d, int64, on the clip's device.
-Seed = int | Tensor
 # Clips that are recomputed together under activation checkpointing: at ViT-Base, each takes 78 MiB
 # for as long as that lasts.
 CLIPS_AT_ONCE = 8
@@ -99,26 +97,43 @@ class AdaptiveMasking(MaskingStrategy):
         else:
             # These options are those of the authors' code, and differ from the encoder's.
             self.body = nn.Sequential()
-            for _ in range(config.sampler_depth):
-                self.body.append(
-                    Block(width, SAMPLER_HEADS, qv_bias=False, dropout=0.1, norm_eps=1e-5)
+            for i in range(config.sampler_depth):
+                block = Block(
+                    width,
+                    SAMPLER_HEADS,
+                    qv_bias=False,
+                    dropout=0.1,
+                    # A block has two layers with dropout.
+                    first_layer=1 + 2 * i,
+                    norm_eps=1e-5,
                 )
+                self.body.append(block)
         self.logit = nn.Linear(width, 1)
 
-    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+    def forward(
+        self, clip: Clip, tokens: Float[Tensor, "B N D"] | None, seed: Seed, offset: Seed
+    ) -> Mask:
         assert tokens is not None
         if not self.activation_checkpointing:
-            return self.predict(tokens)
-        logits = [
-            checkpoint(self.predict, clips, use_reentrant=False)
-            for clips in tokens.split(CLIPS_AT_ONCE)
-        ]
-        return torch.cat(logits)
+            return self.sample(self.predict(tokens, Noise(seed, offset)), seed, offset)
+        logits = []
+        for first in range(0, len(tokens), CLIPS_AT_ONCE):
+            clips = tokens[first : first + CLIPS_AT_ONCE]
+            noise = Noise(seed, offset + first)
+            logits.append(checkpoint(self.predict, clips, noise, use_reentrant=False))
+        return self.sample(torch.cat(logits), seed, offset)
 
-    def predict(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B N"]:
-        """Compute the logits, in fp32."""
+    def logits(self, clip: Clip, tokens: Float[Tensor, "B N D"] | None) -> Float[Tensor, "B N"]:
+        """Return the logits without dropout."""
+        assert tokens is not None
+        return self.predict(tokens, None)
+
+    def predict(self, tokens: Float[Tensor, "B N D"], noise: Noise | None) -> Float[Tensor, "B N"]:
+        """Compute the logits, in fp32. Dropout takes noise in training."""
         # Positions are fp32, and so is their sum.
-        x = self.body(self.projection(tokens + self.positions))
+        x = self.projection(tokens + self.positions)
+        for layer in self.body:
+            x = layer(x, noise=noise) if isinstance(layer, Block) else layer(x)
         # The logits and what follows are always fp32: log-probabilities differ little for most of
         # the training.
         with torch.autocast(tokens.device.type, enabled=False):

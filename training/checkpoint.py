@@ -1,7 +1,7 @@
 """Save and load checkpoints, each of which is complete or absent.
 
 checkpoints/step-00001000/ holds model.safetensors, optimizer.pt and train_state.json. Nothing else
-is needed to resume bit by bit: data order, masks, dropout and learning rate are functions of the
+is needed to resume bit by bit: data order, masks, drop path and learning rate are functions of the
 step. train_state.json, which is written last, has the step and the hashes of the other files.
 
 torch.distributed.checkpoint, the alternative, writes in place and without hashes: a kill leaves

@@ -6,7 +6,7 @@ A field has its type, default, range, help text and "free on resume" in one plac
 A resumed run must have the configuration that it began with, but for the fields that are free.
 global_batch, the shards and, of a deterministic run, the execution are free here because the
 checkpoint knows them better: checkpoint.check_checkpoint compares what they amount to.
-batch_size is free although it changes which random numbers dropout and mixup get.
+batch_size is free although it changes which random numbers drop path and mixup get.
 """
 
 import dataclasses

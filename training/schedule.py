@@ -1,4 +1,4 @@
-"""The length of a run, its learning rate at each step, and the seed of each step's dropout."""
+"""The length of a run, its learning rate at each step, and the seed of each step's drop path."""
 
 import math
 
@@ -52,7 +52,7 @@ class Schedule:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch's generators for one step, so that a resumed run repeats its dropout."""
+    """Seed torch's generators for one step, so that a resumed run repeats its drop path."""
     # SeedSequence keeps neighboring steps and ranks independent, as seed + step + rank would not.
     state = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
     torch.manual_seed(int(state[0]) >> 1)

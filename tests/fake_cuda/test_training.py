@@ -65,8 +65,8 @@ def test_a_step_waits_for_nothing_and_uploads_the_crops_alone(
     ]
     (calls,) = count_steps(library, [arguments], last=20)
     num_steps = 20 - FIRST + 1
-    # 378 with torch 2.11; 361 with 2.15.
-    assert calls["launches"] <= 378 * num_steps
+    # 363 with torch 2.15; 2.11 takes 17 more.
+    assert calls["launches"] <= 380 * num_steps
     assert abs(calls["LAUNCH crop_resize_kernel"] - num_steps) <= 1
     # Frames of one chunk, tables, labels and positions. Those of a batch may be uploaded in a step
     # beside the counted ones.

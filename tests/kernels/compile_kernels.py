@@ -30,6 +30,7 @@ from adamae.kernels.clip_tables import lay_out_tables
 from adamae.kernels.crop_resize import DecodedClips, crop_resize
 from adamae.kernels.gather_tokens import gather_tokens
 from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.keep_mask import keep_mask
 from adamae.kernels.masked_patch_loss import masked_patch_loss
 from adamae.kernels.patchify import patchify
 from adamae.kernels.scatter_tokens import scatter_tokens
@@ -123,6 +124,7 @@ def record_path(config: ModelConfig, dtype: torch.dtype) -> None:
         losses.sum().backward()
     log_probs.sum().backward()
     x = torch.empty(batch, tokens, size.encoder_width, dtype=dtype, requires_grad=True)
+    keep_mask(x, 0.1, 0, 0, 1)
     gather_tokens(x, visible, torch.empty(tokens, size.encoder_width)).sum().backward()
     features = torch.empty(batch, k, size.decoder_width, dtype=dtype, requires_grad=True)
     mask_token = torch.empty(size.decoder_width, requires_grad=True)

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 KERNELS = {
     "crop_resize_kernel",
     "gumbel_topk_kernel",
+    "keep_mask_kernel",
     "gather_kernel",
     "scatter_kernel",
     "patchify_kernel",

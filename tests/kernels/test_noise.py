@@ -27,7 +27,7 @@ def noise_kernel(seed_ptr, offset_ptr, words_ptr, gumbel_ptr, QUARTER: tl.conste
     n = row * 4 * QUARTER + tl.arange(0, 4 * QUARTER)
     seed = tl.load(seed_ptr)
     global_row = tl.load(offset_ptr) + row
-    tl.store(words_ptr + n, philox_row(seed, global_row, QUARTER).to(tl.int64))
+    tl.store(words_ptr + n, philox_row(seed, global_row, 0, 0, QUARTER).to(tl.int64))
     tl.store(gumbel_ptr + n, gumbel_row(seed, global_row, QUARTER))
 
 

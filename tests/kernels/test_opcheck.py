@@ -32,6 +32,7 @@ def op_arguments(device: torch.device) -> dict[str, tuple]:
     return {
         "crop_resize": (*(table.to(device) for table in DECODED), 4, 5),
         "gumbel_topk": (logits, 3, scalar, scalar),
+        "keep_mask": (scalar, scalar, 2, 21, 6554, 1),
         "gather_tokens": (x, ids, table),
         "scatter_tokens": (features, mask_token, table, ids, ids),
         "masked_patch_loss": (pred, clip, ids, 2, 8, "mse", True),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adamae.kernels.gather_tokens import gather_tokens
 from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.keep_mask import keep_mask
 from adamae.kernels.masked_patch_loss import masked_patch_loss
 from adamae.kernels.patchify import patchify
 from adamae.kernels.scatter_tokens import scatter_tokens
@@ -71,6 +72,14 @@ def test_gumbel_topk(device: torch.device, batch: int, tokens: int, k: int) -> N
     (log_probs * weight).sum().backward()
     (expected[2] * weight.cpu()).sum().backward()
     torch.testing.assert_close(logits.grad.cpu(), reference.grad)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1, 1), (2, 40, 96)])
+@pytest.mark.parametrize("layer", [1, 2])
+def test_keep_mask(device: torch.device, shape: tuple[int, ...], layer: int) -> None:
+    x = torch.empty(shape, device=device)
+    kept = keep_mask(x, 0.3, -7, 2**32 - 2, layer)
+    assert torch.equal(kept.cpu(), run_reference(keep_mask, x, 0.3, -7, 2**32 - 2, layer))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

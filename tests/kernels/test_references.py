@@ -15,6 +15,7 @@ from torch.autograd import gradcheck
 from adamae.common.errors import InputError
 from adamae.kernels.gather_tokens import gather_tokens
 from adamae.kernels.gumbel_topk import gumbel_topk
+from adamae.kernels.keep_mask import keep_mask
 from adamae.kernels.masked_patch_loss import masked_patch_loss
 from adamae.kernels.patchify import patchify
 from adamae.kernels.scatter_tokens import scatter_tokens
@@ -86,6 +87,8 @@ MISUSES: dict[str, Callable[[], object]] = {
     "logits are torch.int64": lambda: gumbel_topk(torch.zeros(1, 5, dtype=torch.int64), 1, 0, 0),
     "give 1 to 16384": lambda: gumbel_topk(torch.zeros(1, 16385), 1, 0, 0),
     "seed is torch.float32": lambda: gumbel_topk(torch.zeros(1, 5), 1, torch.zeros(()), 0),
+    "p is 1.0": lambda: keep_mask(torch.zeros(1, 5), 1.0, 0, 0, 1),
+    "the layer is 0": lambda: keep_mask(torch.zeros(1, 5), 0.1, 0, 0, 0),
     "ids are torch.int32": lambda: gather_tokens(torch.zeros(2, 12, 4), IDS.int(), TABLE),
     "one row of ids": lambda: gather_tokens(torch.zeros(3, 12, 4), IDS, TABLE),
     "the table of positions has shape": lambda: gather_tokens(

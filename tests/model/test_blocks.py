@@ -5,6 +5,7 @@ They cast weights together, recompute GELU, and drop branches.
 
 import operator
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adamae.model.blocks import Block, Dropout, DropPath, Mlp
+from adamae.model.blocks import Block, Dropout, DropPath, Mlp, Noise
 from adamae.model.casting import autocast_dtype, cast_together, keep_copies
 from adamae.model.tokenizer import position_table
 
@@ -40,7 +41,7 @@ def gradients(function: Any, x: Tensor, mlp: Mlp, in_bf16: bool) -> list[Tensor]
 
 
 def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> None:
-    mlp = Mlp(16, 64, dropout=0)
+    mlp = Mlp(16, 64)
     x = torch.randn(2, 33, 16, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -66,18 +67,38 @@ def test_an_mlp_is_two_linears_with_gelu_and_keeps_the_hidden_layer_once() -> No
     assert [tuple(value.shape) for value in hidden] == [(2, 33, 64)]
 
 
-@pytest.mark.parametrize("layer", [Dropout(0.25), DropPath(0.25)], ids=["dropout", "drop path"])
-def test_dropped_and_scaled_in_training_only(layer: nn.Module) -> None:
+@pytest.mark.parametrize(
+    "layer",
+    [partial(Dropout(0.25, layer=1), noise=Noise(0, 5)), DropPath(0.25)],
+    ids=["dropout", "drop path"],
+)
+def test_dropped_and_scaled_in_training_only(layer: Any) -> None:
+    module = layer if isinstance(layer, DropPath) else layer.func
     x = torch.randn(4000, 5, 7, dtype=torch.double, requires_grad=True)
-    y = layer.train()(x)
+    y = layer(x)
     kept = y != 0
     torch.testing.assert_close(y, torch.where(kept, x / 0.75, 0))
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], kept.double() / 0.75)
     assert abs(kept[:, 0, 0].double().mean() - 0.75) < 0.03
     is_of_whole_clips = bool((kept == kept[:, :1, :1]).all())
     assert is_of_whole_clips == isinstance(layer, DropPath)
-    assert layer.eval()(x) is x
-    layer.train()
+    module.eval()
+    assert layer(x) is x
+    module.train()
+
+
+def test_dropout_is_a_function_of_seed_position_and_layer() -> None:
+    x = torch.ones(4, 5, 7)
+
+    def drop(x: Tensor, seed: int, offset: int, layer: int) -> Tensor:
+        return Dropout(0.5, layer)(x, Noise(seed, offset))
+
+    y = drop(x, 3, 2**32 - 2, 1)
+    parts = [drop(x[i : i + 1], 3, 2**32 - 2 + i, 1) for i in range(4)]
+    assert torch.equal(torch.cat(parts), y)
+    for changed in (drop(x, 4, 2**32 - 2, 1), drop(x, 3, 2, 1), drop(x, 3, 2**32 - 2, 2), y[[1]]):
+        agreement = (changed == y).float().mean()
+        assert 0.3 < agreement < 0.7
 
 
 def test_weights_are_cast_by_one_launch_each_way() -> None:

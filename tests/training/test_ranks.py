@@ -103,7 +103,7 @@ def test_a_run_resumes_with_any_number_of_ranks(
 ) -> None:
     """It resumes with more of them, and then with one again."""
     checkpoints = tmp_path / "run/checkpoints"
-    arguments = [*arguments, "model.masking=random", "checkpoint_every=2"]
+    arguments = [*arguments, "checkpoint_every=2"]
     alone = parse([*arguments, "global_batch=null", "batch_size=4"])
     train(alone)
     rows = read_rows(tmp_path / "run")

@@ -160,7 +160,7 @@ def test_the_split_into_micro_batches_does_not_change_the_loss(
     for batch_size in (4, 2, 1):
         run = tmp_path / f"{batch_size}"
         split = ["global_batch=4", f"batch_size={batch_size}", f"run={run}"]
-        train(parse([*arguments, *split, "steps=1", "model.masking=random"]))
+        train(parse([*arguments, *split, "steps=1"]))
         (row,) = read_rows(run)
         results.append([row["loss"], row["grad_norm"]])
     assert results[1] == pytest.approx(results[0], rel=1e-5)
