@@ -113,8 +113,8 @@ def train(config: TrainConfig) -> bool:
             stop.defer = True
             stopping = False
             for step in range(state.step, schedule.total_steps):
-                # Masks and mixup are functions of a clip's position in the plan. Only drop path uses
-                # torch's generators: seeded by the step, it is the same in a resumed run.
+                # Masks and mixup are functions of a clip's position in the plan. Only drop path
+                # uses torch's generators: seeded by the step, it is the same in a resumed run.
                 seed_step(config.seed, step, dist.rank)
                 # All ranks must agree on what follows the step. Their votes, a byte each, travel on
                 # the CPU beside the step, so no rank waits for another with an idle GPU.
