@@ -4,9 +4,10 @@ PyTorch's own dropout depends on the shape of what it drops, so that a clip alon
 in a batch are dropped differently. The token sampler must not: its logits choose the mask.
 """
 
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor, int16
+from torch import Tensor
 
 from adamae.common.arithmetic import ceil_div
 from adamae.kernels.gumbel_topk import as_scalar
@@ -54,7 +55,7 @@ def keep_mask_ref(
     """
     words = philox(seed, offset, rows, ceil_div(count, 2), layer)
     # As signed integers, halves ascend from -32768 on once their upper bit is inverted.
-    halves = words.int().view(int16) ^ -(HALF_WORD // 2)
+    halves = words.int().view(torch.int16) ^ -(HALF_WORD // 2)
     return halves[:, :count] >= threshold - HALF_WORD // 2
 
 
@@ -75,7 +76,7 @@ def keep_mask_kernel(
 def keep_mask_op(
     seed: Tensor, offset: Tensor, rows: int, count: int, threshold: int, layer: int
 ) -> Tensor:
-    kept = seed.new_empty(rows, count, dtype=bool)
+    kept = seed.new_empty(rows, count, dtype=torch.bool)
     grid = rows, ceil_div(count, 8 * COUNTERS)
     wrap_triton(keep_mask_kernel)[grid](
         seed, offset, kept, count, threshold, layer, COUNTERS=COUNTERS
