@@ -42,6 +42,7 @@ from adamae.shard_tools.splits import parse_group_by, warn_of_shared
 from adamae.shard_tools.temp_table import explain_full_disk
 from adamae.shard_tools.work import process_job
 from adamae.shard_tools.workers import ENGINES
+from adamae.shard_tools.write import write_splits_card
 
 # The split that --hold-out makes beside "train".
 VALIDATION = "validation"
@@ -418,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "" not in splits and not classes:
             classes = _merge_classes(builds, splits)
         code = max(make_dataset(builds[name], parsed, splits[name], classes) for name in names)
+        if "" not in splits:
+            write_splits_card(Path(parsed.output), names)
     _warn_of_shared_videos(builds)
     if code == 0 and num_parts == 1:
         first = builds.get("train", builds[names[0]])

@@ -89,6 +89,23 @@ for sample in webdataset.WebDataset(tars, shardshuffle=False).decode():
 
 {classes}
 """
+# Of the folder that holds the splits.
+SPLITS_CARD = """---
+configs:
+- config_name: default
+  data_files:
+{files}
+---
+# Video clips in {num_splits} splits
+
+Made by AdaMAE's `make_shards.py`; each split's folder has a README.md of its own.
+
+```python
+import datasets
+
+splits = datasets.load_dataset("FOLDER")
+```
+"""
 # Offset and size in bytes of every file in a tar, in order.
 Members = dict[str, tuple[int, int]]
 # The bar of a rewrite of the tables would only flash by for fewer shards.
@@ -325,6 +342,13 @@ def write_card(folder: Path, info: DatasetInfo) -> None:
         container=info.containers[0],
         classes=classes,
     )
+    write_text(folder / CARD_FILE, text)
+
+
+def write_splits_card(folder: Path, names: Sequence[str]) -> None:
+    """Write README.md beside the splits, for datasets.load_dataset to read them together."""
+    lines = [f'  - split: {name}\n    path: "{name}/*.tar"' for name in names]
+    text = SPLITS_CARD.format(files="\n".join(lines), num_splits=len(names))
     write_text(folder / CARD_FILE, text)
 
 

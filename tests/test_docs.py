@@ -20,7 +20,12 @@ import jsonargparse
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import VideoMAEImageProcessor
+from transformers import (
+    TrainingArguments,
+    VideoMAEConfig,
+    VideoMAEForVideoClassification,
+    VideoMAEImageProcessor,
+)
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from adamae.model.adamae import AdaMAE
@@ -229,6 +234,33 @@ def test_the_python_blocks_run(page: Path, project: Path, monkeypatch: pytest.Mo
         processed = processor(list(clip.permute(0, 3, 1, 2)), return_tensors="pt")
         expected = processed["pixel_values"][0]
         torch.testing.assert_close(names["pixel_values"][0], expected, atol=1e-4, rtol=0)
+
+
+# Hugging Face's Trainer takes seconds to start.
+@pytest.mark.slow
+def test_hugging_faces_trainer_takes_clips_as_the_page_says(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    names: dict[str, Any] = {}
+    for block in list_code_blocks(ROOT / "docs/training.md", "python"):
+        exec(block, names)
+    clips = names["clips"]
+    model = VideoMAEForVideoClassification(
+        VideoMAEConfig(
+            hidden_size=24,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_labels=len(clips.classes),
+        )
+    )
+    arguments = TrainingArguments("runs/trainer", max_steps=2, report_to="none", use_cpu=True)
+    before = clips.state_dict()["next_batch"]
+    trained = names["ClipTrainer"](model, arguments, train_dataset=clips).train()
+    assert trained.global_step == 2
+    assert 0 < trained.training_loss < 10
+    assert clips.state_dict()["next_batch"] >= before + 2
 
 
 # Slow, since it trains for a minute.

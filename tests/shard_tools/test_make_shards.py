@@ -8,6 +8,7 @@ import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import datasets
 import pytest
 import wds2idx
 import webdataset
@@ -353,3 +354,20 @@ def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:
         "load_dataset",
     ):
         assert part in text
+
+
+def test_the_datasets_library_loads_all_splits_from_their_folder(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    lists = {
+        "train": "right/video_000000.mp4,right\nleft/video_000001.mp4,left\n",
+        "val": "left/video_000004.mp4,left\n",
+    }
+    for name, lines in lists.items():
+        (tmp_path / f"{name}.csv").write_text(lines)
+    splits = [f"--split={name}={tmp_path}/{name}.csv" for name in lists]
+    assert make(videos, tmp_path / "out", *splits) == 0
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert {name: len(rows) for name, rows in loaded.items()} == {"train": 2, "val": 1}
+    assert loaded["val"].remove_columns("mp4")[0]["json"]["source"] == "left/video_000004.mp4"
