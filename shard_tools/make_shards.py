@@ -36,7 +36,7 @@ from adamae.shard_tools.inputs import (
     read_label_map,
 )
 from adamae.shard_tools.inputs.class_folders import GROUPS
-from adamae.shard_tools.plan import MAX_PROBED, warn_of_short_videos
+from adamae.shard_tools.plan import warn_of_headers
 from adamae.shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from adamae.shard_tools.splits import parse_group_by, warn_of_shared
 from adamae.shard_tools.temp_table import explain_full_disk
@@ -312,7 +312,7 @@ def read_splits(
         for note in (*inputs.notes, inputs.describe()):
             log(note)
         inputs.require_usable(arguments.max_rejects, source)
-        warn_of_short_videos(inputs.sample(MAX_PROBED), settings)
+        warn_of_headers(inputs, settings)
     return splits
 
 

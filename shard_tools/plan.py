@@ -16,18 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import av
 import fsspec
 import msgspec
 import numpy as np
+from av.container import InputContainer
 
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
-from adamae.common.logging import log
+from adamae.common.logging import log, printable
 from adamae.model.config import ModelConfig
 from adamae.pipeline.decoding.containers import main_stream, open_video
 from adamae.pipeline.planning.plan import largest_stride
@@ -158,36 +159,62 @@ def make_key(source: str, segment: str = "") -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-def probe_header(location: Location, fps: float | None = None) -> tuple[float, float]:
-    """Return a video's seconds and frames per second by its header, 0 where it does not say.
+class Header(NamedTuple):
+    """What a video says before its frames; 0 where it does not."""
 
-    `fps` is the rate of folders of frames.
-    """
+    seconds: float = 0.0
+    fps: float = 0.0
+    # By how many seconds the picture starts after the sound.
+    delay: float = 0.0
+
+
+def probe_header(location: Location, fps: float | None = None) -> Header:
+    """Read a video's header; `fps` is the rate of folders of frames."""
     try:
         if fps and isinstance(location, str) and os.path.isdir(location):
-            return len(os.listdir(location)) / fps, fps
+            return Header(len(os.listdir(location)) / fps, fps)
         file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
         with file as content, open_video(content) as container:
-            stream = main_stream(container)
-            rate = 0.0
-            if stream is not None:
-                rate = float(stream.average_rate or stream.guessed_rate or 0)
-                # Recorders write WebM without a duration, so its frames are counted.
-                if container.duration is None and rate:
-                    num_frames = sum(packet.size > 0 for packet in container.demux(stream))
-                    return num_frames / rate, rate
-            duration = container.duration or 0
-            return duration / av.time_base, rate
+            return _read_header(container)
     # Workers give the reason: the video is rejected, or read in spite of its header.
     except (av.error.FFmpegError, OSError, ValueError):
-        return 0.0, 0.0
+        return Header()
 
 
-def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
-    """Warn if some would be stored with fewer frames than a clip, and a smaller stride helps."""
-    count_frames = partial(count_source_frames, clip_seconds=settings.clip_seconds)
+def _read_header(container: InputContainer) -> Header:
+    stream = main_stream(container)
+    duration = (container.duration or 0) / av.time_base
+    if stream is None:
+        return Header(duration)
+    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    delay = 0.0
+    if stream.start_time is not None and stream.time_base and container.start_time is not None:
+        picture_start = float(stream.start_time * stream.time_base)
+        delay = picture_start - container.start_time / av.time_base
+    # Recorders write WebM without a duration, so its frames are counted.
+    if container.duration is None and rate:
+        duration = sum(packet.size > 0 for packet in container.demux(stream)) / rate
+    return Header(duration, rate, delay)
+
+
+def warn_of_headers(inputs: ItemStore, settings: Settings) -> None:
+    """Warn of what the headers of some videos say about frames and segments.
+
+    That is of videos that would be stored with fewer frames than a clip, where a smaller stride
+    helps, and of segments in videos whose sound starts before the picture.
+    """
+    items = list(inputs.sample(MAX_PROBED))
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        counts = list(threads.map(count_frames, items))
+        headers = list(threads.map(probe_header, [item.location for item in items]))
+    _warn_of_short_videos(items, headers, settings)
+    _warn_of_late_pictures(items, headers)
+
+
+def _warn_of_short_videos(items: list[Item], headers: list[Header], settings: Settings) -> None:
+    counts = [
+        count_source_frames(item, header, settings.clip_seconds)
+        for item, header in zip(items, headers, strict=True)
+    ]
     source_frames = np.array([count for count in counts if count], dtype=np.int64)
     # With --fps the stride of each video follows from its own rate.
     if settings.fps or not len(source_frames):
@@ -207,16 +234,36 @@ def warn_of_short_videos(items: Iterable[Item], settings: Settings) -> None:
     )
 
 
-def count_source_frames(item: Item, clip_seconds: float | None) -> int:
+def _warn_of_late_pictures(items: list[Item], headers: list[Header]) -> None:
+    """Warn of segments in seconds if the sound of a video starts first, by more than a frame.
+
+    Players count from the sound then, and segments count from the first frame.
+    """
+    late = {}
+    for item, header in zip(items, headers, strict=True):
+        is_in_seconds = item.segment and not Segment.parse(item.segment).in_frames
+        if is_in_seconds and header.delay * header.fps > 1:
+            late[item.source] = header.delay
+    if late:
+        source, delay = max(late.items(), key=itemgetter(1))
+        log(
+            f"WARNING: in {len(late)} of {len({item.source for item in items})} videos the picture"
+            f" starts later than the sound (by {delay:.3g} s in {printable(source)}): segments"
+            " count from the first frame, so subtract this from times that count from the sound,"
+            " as players show them",
+            sys.stderr,
+        )
+
+
+def count_source_frames(item: Item, header: Header, clip_seconds: float | None) -> int:
     """Return the frames of a video, a segment or a piece by the header; 0 if it does not say."""
     segment = Segment(0, clip_seconds or math.inf)
     if item.segment:
         segment = Segment.parse(item.segment)
-    seconds, fps = probe_header(item.location)
-    frames_per_unit = 1 if segment.in_frames else fps
+    frames_per_unit = 1 if segment.in_frames else header.fps
     if not frames_per_unit:
         return 0
-    video_end = seconds * fps or math.inf
+    video_end = header.seconds * header.fps or math.inf
     end = min(segment.end * frames_per_unit, video_end)
     length = end - segment.start * frames_per_unit
     return round(length) if 0 < length < math.inf else 0
@@ -251,8 +298,8 @@ def _list_whole_videos(items: Iterable[Item]) -> Iterator[Item]:
 
 def _cut_video(item: Item, clip_seconds: float, fps: float | None) -> list[Item]:
     """Return the pieces of one whole video; see cut_pieces."""
-    seconds, _ = probe_header(item.location, fps)
-    num_pieces = round(seconds / clip_seconds)
+    header = probe_header(item.location, fps)
+    num_pieces = round(header.seconds / clip_seconds)
     if num_pieces < 2:
         return []
     pieces = []

@@ -22,7 +22,7 @@ from adamae.pipeline.shards.arrays import CONTAINER
 from adamae.pipeline.video_error import VideoError
 
 # Demuxers of FFmpeg that are named like the extension of their files.
-NAMED_LIKE_FILES = ("avi", "flv", "gif", "m4v", "ivf", "obu", "dv", "mxf", "nut")
+NAMED_LIKE_FILES = ("avi", "cine", "flv", "gif", "m4v", "ivf", "obu", "dv", "mxf", "nut")
 # The allowed demuxers and the extensions of their files, the usual one first.
 EXTENSIONS = {
     "mov": ("mp4", "mov", "m4v", "3gp"),
@@ -36,6 +36,8 @@ EXTENSIONS = {
     "hevc": ("hevc", "265"),
     "mjpeg": ("mjpeg", "mjpg"),
     "yuv4mpegpipe": ("y4m",),
+    # Of Dahua's surveillance cameras.
+    "dhav": ("dav",),
     **{name: (name,) for name in NAMED_LIKE_FILES},
 }
 # None of them opens other files, as those of playlists do.

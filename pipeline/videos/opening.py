@@ -20,6 +20,12 @@ PICTURE = re.compile(r"(.*?)(\d+)(\.(?:jpe?g|png|bmp|webp))", re.IGNORECASE)
 
 # Kinds of files by their names, the same on every machine.
 KINDS = mimetypes.MimeTypes()
+# How texts begin that lie in a video's place, and what they are.
+TEXTS = {
+    b"version https://git-lfs": "it is a Git LFS pointer, not the video: run `git lfs pull`",
+    b"<?xml": "it is XML, often the error of an object storage: download the video again",
+    b"<": "it is a web page, often a login or a warning: download the video again",
+}
 # Extensions of pictures that KINDS does not know everywhere.
 PICTURES = {".heic", ".heif", ".avif", ".jfif", ".mpo"}
 
@@ -159,6 +165,9 @@ def _explain_open_error(path: Path, error: av.error.FFmpegError) -> str:
         return "the file starts with nothing but zeros: it was probably never completely written"
     if head[4:8] == b"ftyp":
         return "the file is cut off or damaged: moov atom not found"
+    for start, reason in TEXTS.items():
+        if head.lstrip().startswith(start):
+            return reason
     if all(byte in b"\t\n\r\f" or 32 <= byte < 127 for byte in head):
         return "it is a text file, not a video"
     if isinstance(error, av.error.ArgumentError):

@@ -17,7 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from adamae.pipeline.video_error import VideoError
-from adamae.pipeline.videos.opening import open_source, require_complete
+from adamae.pipeline.videos.opening import list_frames, open_source, require_complete
 from adamae.pipeline.videos.segment import Segment
 from adamae.pipeline.videos.timing import START, SeekPoint, read_timing
 
@@ -48,12 +48,23 @@ class SourceVideo:
             self.pixel_aspect = stream.sample_aspect_ratio
             self.is_reordered = bool(stream.codec_context.has_b_frames)
             num_packets = self.timing.num_packets
+            if path.is_dir():
+                self._require_frames(num_packets)
             if num_packets == 0:
                 raise VideoError("it holds no frame")
             if container.format.name == "mjpeg" and num_packets == 1:
                 raise VideoError("it is a still image")
             if not path.is_dir():
                 require_complete(path, container, stream, num_packets)
+
+    def _require_frames(self, num_read: int) -> None:
+        """Raise VideoError if not all pictures of the folder were read.
+
+        FFmpeg takes the first one without bytes for the end.
+        """
+        frames = list_frames(self.path)
+        if num_read < len(frames):
+            raise VideoError(f"its frame {frames[num_read].name} is empty or cannot be read")
 
     @property
     def rate(self) -> Fraction:
@@ -135,7 +146,10 @@ class SourceVideo:
                     last_tick = max(last_tick, tick - offset)
                     yield last_tick, frame
                 return
-        except VideoError:
+        except VideoError as error:
+            if self.path.is_dir():
+                picture = list_frames(self.path)[0 if number is None else number + 1]
+                raise VideoError(f"its frame {picture.name} cannot be decoded") from error
             if start == START or number is not None:
                 raise
         # No seek point is tried again.

@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+import struct
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.video_error import VideoError
 from adamae.pipeline.videos.opening import open_source
 from adamae.pipeline.videos.source_video import read_frames
-from adamae.shard_tools.plan import probe_header
+from adamae.shard_tools.plan import Header, probe_header
 
 ROOT = Path(__file__).parents[2]
 REFERENCES = {
@@ -50,7 +51,7 @@ def test_references_to_other_files_are_not_followed(
         decode_frames(data, [0])
     with pytest.raises(VideoError), open_source(path):
         pass
-    assert probe_header(str(path)) == (0, 0)
+    assert probe_header(str(path)) == Header()
 
 
 def png_in_mov(side: int) -> bytes:
@@ -198,3 +199,30 @@ def test_only_one_module_opens_videos() -> None:
         if imports_open or any(_opens_to_read(node) for node in ast.walk(ast.parse(text))):
             modules.add(parts)
     assert modules == {("pipeline", "decoding", "containers.py")}
+
+
+def test_recordings_of_high_speed_cameras_are_videos(tmp_path: Path) -> None:
+    """Phantom's .cine; .dav of Dahua has a demuxer, too, and no program here writes one."""
+    width, height, num_frames = 64, 48, 5
+    setup = bytearray(0x2000)
+    struct.pack_into("<2sH", setup, 0x8C, b"ST", len(setup))
+    struct.pack_into("<I", setup, 0x300, 1000)
+    bitmap = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 0, width * height, 0, 0, 256, 0)
+    first_offset = 44 + len(bitmap) + len(setup)
+    frames = b""
+    offsets = b""
+    for number in range(num_frames):
+        start = first_offset + 8 * num_frames + len(frames)
+        offsets += struct.pack("<Q", start)
+        frames += struct.pack("<II", 8, width * height) + bytes([16 + number]) * (width * height)
+    head = (44, 0, 1, 0, num_frames, 0, num_frames, 44, 44 + len(bitmap), first_offset, 0)
+    header = struct.pack("<2sHHHiIiIIIIQ", b"CI", *head)
+    path = tmp_path / "shot.cine"
+    path.write_bytes(header + bitmap + bytes(setup) + offsets + frames)
+    with open_source(path) as (container, stream):
+        shades = [
+            frame.to_ndarray(format="gray").mean() for frame in read_frames(container, stream)
+        ]
+    assert shades == [16, 17, 18, 19, 20]
+    assert {"cine", "dav"} <= containers.VIDEO_EXTENSIONS
+    assert "dhav" in av.formats_available

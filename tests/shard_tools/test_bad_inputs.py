@@ -123,7 +123,9 @@ def test_files_that_are_no_intact_video(whole: Path, streamable: bytes, tmp_path
             b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:9/a.ts\n",
             "text file|no frame|no video",
         ),
-        "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "text file"),
+        "html.webm": (b"<!DOCTYPE html><html><body>403 Forbidden</body></html>" * 9, "web page"),
+        "s3.mp4": (b'<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code></Error>', "it is XML"),
+        "lfs.mp4": (b"version https://git-lfs.github.com/spec/v1\noid sha256:f0", "git lfs pull"),
     }
     make_folder(folder, {"good.mp4": good})
     for name, (content, _) in contents.items():

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import islice, repeat
 from operator import attrgetter
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import numpy as np
 import pytest
 from PIL import Image
 from shard_making import (
@@ -221,6 +223,10 @@ FRAME_FOLDERS = {
     "run/hole": "{:05d}.jpg",
     "run/mixed": "{:05d}.jpg",
     "run/named": "{:05d}.jpg",
+    "run/first_empty": "{:05d}.jpg",
+    "run/one_empty": "{:05d}.jpg",
+    "run/last_empty": "{:05d}.jpg",
+    "run/cut_off": "{:05d}.jpg",
 }
 
 
@@ -235,6 +241,10 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
     (run_folder / "hole/00005.jpg").unlink()
     Image.new("RGB", (80, 64)).save(run_folder / "mixed/00007.jpg")
     (run_folder / "named/00001.jpg").rename(run_folder / "named/x1.jpg")
+    for name in ("first_empty/00001.jpg", "one_empty/00007.jpg", "last_empty/00012.jpg"):
+        (run_folder / name).write_bytes(b"")
+    cut_off = run_folder / "cut_off/00009.jpg"
+    cut_off.write_bytes(cut_off.read_bytes()[:400])
     message = "is a folder of frames, which does not say their rate: give --fps"
     with pytest.raises(InputError, match=message):
         make(tmp_path / "in", tmp_path / "out")
@@ -250,7 +260,47 @@ def test_folders_of_frames_are_videos(video: Path, tmp_path: Path) -> None:
         "run/hole": "its frames have a hole or repeat a number: 00006.jpg comes in place of 5",
         "run/mixed": "its picture changes shape in the middle",
         "run/named": "its frames are named in several ways: ….jpg and x….jpg",
+        "run/first_empty": "its frame 00001.jpg is empty or cannot be read",
+        "run/one_empty": "its frame 00007.jpg is empty or cannot be read",
+        "run/last_empty": "its frame 00012.jpg is empty or cannot be read",
+        "run/cut_off": "its frame 00009.jpg cannot be decoded",
     }
+
+
+def add_sound(video: Path, path: Path, delay: Fraction) -> None:
+    """Write the packets of a video, later by `delay` seconds, and silence that starts at once."""
+    with av.open(str(video)) as source, av.open(str(path), "w") as output:
+        picture = output.add_stream_from_template(source.streams.video[0])
+        sound = output.add_stream("pcm_s16le", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000), np.int16), "s16", "mono")
+        frame.rate = 8000
+        output.mux(sound.encode(frame))
+        for packet in source.demux(video=0):
+            if packet.size:
+                ticks = int(delay / packet.time_base)
+                packet.pts += ticks
+                packet.dts += ticks
+                packet.stream = picture
+                output.mux(packet)
+
+
+@pytest.mark.parametrize(("delay", "is_said"), [("1/2", True), ("1/50", False)])
+@pytest.mark.parametrize("times", ["start,end\n{},1,2\n", "start_frame,end_frame\n{},3,20\n"])
+def test_a_picture_that_starts_after_the_sound_is_said(
+    video: Path,
+    tmp_path: Path,
+    delay: str,
+    is_said: bool,
+    times: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add_sound(video, tmp_path / "late.mkv", Fraction(delay))
+    (tmp_path / "list.csv").write_text("path," + times.format("late.mkv"))
+    make(tmp_path / "list.csv", tmp_path / "out", "--dry-run", "--unlabeled")
+    warning = "in 1 of 1 videos the picture starts later than the sound (by 0.5 s in late.mkv): seg"
+    # Frames are counted from the first one by everybody.
+    is_in_seconds = times.startswith("start,")
+    assert (warning in capsys.readouterr().err) == (is_said and is_in_seconds)
 
 
 def test_a_video_that_takes_too_long_keeps_what_is_done(video: Path, tmp_path: Path) -> None:
