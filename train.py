@@ -137,8 +137,8 @@ def train(config: TrainConfig) -> bool:
                 if stopping or evaluating or saving:
                     # What is logged up to a checkpoint is on disk before the checkpoint is.
                     log.flush(step + 1)
-                    # The copy to host memory is queued; a thread hashes, writes and uploads it.
-                    # This waits only while the checkpoint before is still being written.
+                    # The copy to host memory is queued; a thread hashes and writes it, another one
+                    # uploads it. This waits only while the checkpoint before is being written.
                     run.save(replace(state, step=step + 1), task.modules, optimizer, task.metadata)
                     with log.paused():
                         if dist.is_main and not stopping and config.evaluation.every is not None:
@@ -151,6 +151,7 @@ def train(config: TrainConfig) -> bool:
                             partial(write_report, run.path, config, schedule.total_steps)
                         )
                 if stopping:
+                    run.is_stopping = True
                     break
     if dist.is_main:
         seconds = time.perf_counter() - started
@@ -161,7 +162,7 @@ def train(config: TrainConfig) -> bool:
 def next_action(stop: StopRequest, run: RunDir) -> Action:
     """Return what this rank asks for after the current step."""
     # Where a checkpoint could not be written, more steps would be lost: run.save raises the reason.
-    if stop.is_set or run.writer.failed:
+    if stop.is_set or run.failed:
         return Action.STOP
     if run.is_save_due:
         return Action.SAVE

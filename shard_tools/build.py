@@ -17,7 +17,7 @@ not.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from filelock import Timeout
 from adamae.common.atomic_io import write_text
 from adamae.common.errors import InputError
 from adamae.common.locks import exclusive_lock
+from adamae.pipeline.reading.storage import StorageError
 from adamae.pipeline.shards.format import PLAN_FILE, REJECTED_FILE, DatasetInfo, ShardInfo
 from adamae.pipeline.shards.read_format import has_dataset_json, read_dataset_info, read_samples
 from adamae.shard_tools.inputs import Item, ItemStore, assign_class_ids
@@ -36,6 +37,7 @@ from adamae.shard_tools.plan import Plan, make_key, save_plan, shard_number
 from adamae.shard_tools.settings import COPY, Settings
 from adamae.shard_tools.work import (
     CHANGED,
+    PASSING_REASONS,
     Job,
     is_done,
     is_intact,
@@ -64,6 +66,9 @@ class Build:
         self.plan_file = folder / PLAN_FILE
         self.work_folder = self.plan_file.parent
         self.info = read_info_or_empty(folder)
+        # Whether the next plan has rejects that may be usable now. A part does not know whether the
+        # other parts, which would have to take part, are still to come.
+        self._retries = self.num_parts == 1
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -135,11 +140,13 @@ class Build:
                 " change"
             )
         names = classes or assign_class_ids(inputs.labels(), stored_classes)
-        rejects = set(read_rejects(self.folder))
-        if self.settings.clip_seconds:
-            # A video counts as rejected if one of its pieces was.
-            rejects |= {split_name(name)[0] for name in rejects}
-        inputs.mark_stored(self._list_stored(), rejects)
+        reasons = read_rejects(self.folder)
+        inputs.mark_stored(self._list_stored(), self._add_videos(reasons))
+        if self._retries:
+            retried = [name for name in reasons if reasons[name] in PASSING_REASONS]
+            inputs.retry(self._add_videos(retried))
+            # Once a command: what fails again would be tried without end.
+            self._retries = False
         # A stored video whose size or labels have changed is not new, so it would keep
         # the old ones.
         change = inputs.find_change()
@@ -154,6 +161,13 @@ class Build:
             self._refuse_frame_folders(inputs)
         numbers = [shard_number(shard.name) for shard in self.info.shards]
         save_plan(self.plan_file, inputs, self.settings, names, first=max(numbers, default=-1) + 1)
+
+    def _add_videos(self, names: Iterable[str]) -> set[str]:
+        """Return names of rejects: with pieces, a video counts as rejected if one of them was."""
+        added = set(names)
+        if self.settings.clip_seconds:
+            added |= {split_name(name)[0] for name in added}
+        return added
 
     def _refuse_frame_folders(self, inputs: ItemStore) -> None:
         """Raise InputError if `inputs` are folders of frames, which come without a frame rate."""
@@ -195,12 +209,17 @@ class Build:
         """Process this part's videos and yield each item with its result.
 
         Each shard is written as soon as all of its items are staged. Raise OSError if the disk
-        fails.
+        fails, InputError if object storage does.
         """
         num_remaining = dict(plan.shards)
         for job, result in run_jobs(self._make_jobs(plan, inputs)):
             if isinstance(result, OSError):
                 raise result
+            if isinstance(result, StorageError):
+                raise InputError(
+                    f"{result}; what is done is kept: run the same command again, or take this"
+                    " video out of the input"
+                ) from result
             for stem, planned in job.items.items():
                 # Items that were staged before the worker died or took too long are kept. The
                 # others are rejected.
@@ -309,6 +328,10 @@ class Build:
         # A run that was killed right after publishing may have added planned shards already.
         shards = [shard for shard in self.info.shards if shard.name not in plan.shards]
         rejected = read_rejects(self.folder) | plan.rejected
+        for video in plan.videos():
+            for item in video:
+                # It may have been rejected by an earlier run.
+                rejected.pop(item.name, None)
         for name in plan.shards:
             marker = json.loads(self._marker(name).read_text(encoding="utf-8"))
             rejected |= marker["rejected"]

@@ -6,7 +6,6 @@ A video that turns out to be unusable leaves a gap and moves no other one.
 """
 
 import hashlib
-import io
 import math
 import os
 import re
@@ -21,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 import av
-import fsspec
 import msgspec
 import numpy as np
 from av.container import InputContainer
@@ -32,10 +30,12 @@ from adamae.common.logging import log, printable
 from adamae.model.config import ModelConfig
 from adamae.pipeline.decoding.containers import main_stream, open_video
 from adamae.pipeline.planning.plan import largest_stride
+from adamae.pipeline.reading.storage import MissingFileError, StorageError
 from adamae.pipeline.shards.read_format import parse_line
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs import Item, ItemStore, Location
 from adamae.shard_tools.inputs.item import dump_json, join_name
+from adamae.shard_tools.inputs.location import open_location
 from adamae.shard_tools.settings import Settings
 
 # Hexadecimal: among 10⁹ files of one name, two have the same key with a probability of 6e-12.
@@ -169,15 +169,22 @@ class Header(NamedTuple):
 
 
 def probe_header(location: Location, fps: float | None = None) -> Header:
-    """Read a video's header; `fps` is the rate of folders of frames."""
+    """Read a video's header; `fps` is the rate of folders of frames.
+
+    Raise StorageError if object storage fails.
+    """
     try:
         if fps and isinstance(location, str) and os.path.isdir(location):
             return Header(len(os.listdir(location)) / fps, fps)
-        file = fsspec.open(location) if isinstance(location, str) else io.BytesIO(location.read())
-        with file as content, open_video(content) as container:
+        with open_location(location) as content, open_video(content) as container:
             return _read_header(container)
-    # Workers give the reason: the video is rejected, or read in spite of its header.
-    except (av.error.FFmpegError, OSError, ValueError):
+    except MissingFileError:
+        return Header()
+    except StorageError:
+        raise
+    # Workers give the reason: the video is rejected, or read in spite of its header. Web clients
+    # have errors of their own.
+    except Exception:
         return Header()
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import av
 import msgspec
 
 from adamae.common.atomic_io import hash_file
+from adamae.common.errors import InputError
+from adamae.pipeline.reading.storage import MissingFileError, StorageError
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.read_format import parse_line
 from adamae.pipeline.video_error import VideoError
@@ -27,8 +30,14 @@ from adamae.shard_tools.encoding.encode import StoredVideo, encode_segments, sta
 from adamae.shard_tools.inputs.item import Item, Stored, dump_json
 from adamae.shard_tools.inputs.location import Location, local_copy
 from adamae.shard_tools.settings import Settings
-from adamae.shard_tools.workers import restart_timer
+from adamae.shard_tools.workers import pause_timer, restart_timer
 
+ABSENT = "there is no such file"
+FORBIDDEN = "no permission to read it"
+OUT_OF_MEMORY = "it needs more memory than there is"
+GONE = "it was there when the run began, and is gone now"
+# Reasons that say nothing about the content of a video, which the next command tries again.
+PASSING_REASONS = (ABSENT, FORBIDDEN, OUT_OF_MEMORY, GONE)
 # Such as an unfinished download.
 CHANGED = "it was changed while it was read"
 # With less free space in the staging folder, a failure is that of the disk, not of the video.
@@ -88,10 +97,11 @@ def reject(item: Item, reason: str) -> Item:
     return msgspec.structs.replace(item, problem=reason, stored=None)
 
 
-def process_job(job: Job) -> OSError | None:
+def process_job(job: Job) -> OSError | StorageError | None:
     """Make what is still missing of a job, and stage each result as soon as it is whole.
 
-    Return an OSError if the disk fails, which must end the whole run.
+    Return the error if the disk or object storage fails: it is not the video's fault, and must end
+    the whole run.
     """
     av.logging.set_level(None)
     missing = {stem: item for stem, item in job.items.items() if not is_done(stem)}
@@ -103,7 +113,7 @@ def process_job(job: Job) -> OSError | None:
             if item.problem is not None and shutil.disk_usage(stem.parent).free < MIN_FREE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(stem.parent))
             stage(item, stem)
-    except OSError as error:
+    except (OSError, StorageError) as error:
         return error
     return None
 
@@ -111,14 +121,16 @@ def process_job(job: Job) -> OSError | None:
 def explain(error: Exception) -> str:
     """Return the sentence that tells a user why a video cannot be used."""
     match error:
-        case VideoError():
+        case MissingFileError():
+            return ABSENT
+        case VideoError() | InputError():
             return str(error)
         case FileNotFoundError():
-            return "there is no such file"
+            return ABSENT
         case PermissionError():
-            return "no permission to read it"
+            return FORBIDDEN
         case MemoryError():
-            return "it needs more memory than there is"
+            return OUT_OF_MEMORY
         # What FFmpeg, the disk and the network raise.
         case av.error.FFmpegError() | OSError() | ValueError() | KeyError():
             return f"it cannot be used ({getattr(error, 'strerror', None) or error})"
@@ -128,13 +140,16 @@ def explain(error: Exception) -> str:
 def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path, Item]]:
     """Yield (stem, result) for each remaining item, and remove it from `remaining`.
 
-    An error rejects all items that remain.
+    An error rejects all items that remain, unless it is of object storage.
     """
     try:
         if job.location is None:
-            raise VideoError("it was there when the run began, and is gone now")
+            raise VideoError(GONE)
         scratch_folder = next(iter(remaining)).parent
-        with local_copy(job.location, scratch_folder) as path:
+        with ExitStack() as stack:
+            # Downloads have limits of their own: slow storage is no fault of the video.
+            with pause_timer():
+                path = stack.enter_context(local_copy(job.location, scratch_folder))
             before = path.stat()
             source_sha256, source_size = hash_source(path)
             segments = {}
@@ -157,8 +172,10 @@ def _process_items(job: Job, remaining: dict[Path, Item]) -> Iterator[tuple[Path
                     item = msgspec.structs.replace(remaining[stem], stored=Stored(**facts))
                 del remaining[stem]
                 yield stem, item
-    # Whatever a broken video or a file system of fsspec raises, it costs this video alone.
     except Exception as error:
+        if isinstance(error, StorageError) and not isinstance(error, MissingFileError):
+            raise
+        # Whatever a broken video raises, it costs this video alone.
         reason = explain(error)
         for stem, item in remaining.items():
             yield stem, reject(item, reason)

@@ -50,6 +50,17 @@ def restart_timer() -> None:
 
 
 @contextmanager
+def pause_timer() -> Iterator[None]:
+    """Stop the timer within the block, for waits that have limits of their own."""
+    _, timeout = signal.getitimer(signal.ITIMER_REAL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, timeout, timeout)
+
+
+@contextmanager
 def defer_interrupts() -> Iterator[None]:
     """Keep Ctrl-C from the processes that the block starts, and raise it after the block.
 

@@ -21,8 +21,12 @@ class Fault:
 
     kind: Kind
     suffix: str = ""
+    # Such requests that are answered before it begins.
+    skipped: int = 0
     # Requests until it ends.
     times: int = 10**9
+    # In the answers of a 503 or 403; by default SlowDown or AccessDenied.
+    code: str = ""
     # Bytes per second of a slow body.
     rate: int = 10_000
 
@@ -47,7 +51,7 @@ class S3Server(HttpServer):
         self._released.set()
         super().__exit__()
 
-    def inject(self, kind: Kind, suffix: str = "", **details: float) -> None:
+    def inject(self, kind: Kind, suffix: str = "", **details: float | str) -> None:
         """Add a fault; see Fault."""
         with self._lock:
             self.faults.append(Fault(kind, suffix, **details))  # type: ignore[arg-type]
@@ -70,6 +74,9 @@ class S3Server(HttpServer):
                 # Only answers to GET have a body to damage.
                 if fault.kind in ("cut", "slow", "changed") and method != "GET":
                     continue
+                if fault.skipped > 0:
+                    fault.skipped -= 1
+                    continue
                 fault.times -= 1
                 return fault
         return None
@@ -82,7 +89,7 @@ class S3Server(HttpServer):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionError
         if fault and fault.kind in ("503", "403"):
-            code = "SlowDown" if fault.kind == "503" else "AccessDenied"
+            code = fault.code or ("SlowDown" if fault.kind == "503" else "AccessDenied")
             body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
             return Response(body, int(fault.kind))(environ, start_response)
         response = Response.from_app(self._moto, environ, buffered=True)

@@ -8,12 +8,20 @@ owns the run: an earlier one, such as on a node that was thought lost, ends at i
 import hashlib
 import shutil
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
+from pebble.concurrent import thread
+
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
+from adamae.common.logging import log
 from adamae.model.weights.hub import find_model
 from adamae.pipeline.reading.cache import user_cache_dir
 from adamae.pipeline.reading.storage import ObjectStore, is_remote
@@ -23,6 +31,9 @@ BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")
 # A file that holds a random name of the job that writes, and its host.
 OWNER = "owner"
+# After a signal an upload may continue as long as some of it arrives within this time. torchrun
+# kills ranks 30 s after the signal, and some spot instances end then.
+STOP_TIMEOUT_S = 10.0
 
 
 class TakenOverError(InputError):
@@ -80,13 +91,19 @@ def _has_config_of(storage: ObjectStore, local: Path, default: bool) -> bool:
 class RemoteRun:
     """A run that has one folder on this node and one in object storage, kept alike."""
 
-    def __init__(self, url: str, local: Path) -> None:
+    def __init__(self, url: str, local: Path, timeout: float = 60.0) -> None:
+        """url: where the run is stored; local: its folder on this node; timeout: see ObjectStore"""
         self.url = url
         self.local = local
-        self._storage = ObjectStore(url)
+        self._storage = ObjectStore(url, timeout)
         self._owner = b""
         # The size and the time of modification of each file when it was uploaded.
         self._uploaded: dict[str, tuple[int, int]] = {}
+
+    @property
+    def answered_at(self) -> float:
+        """When object storage has last answered, by the monotonic clock."""
+        return self._storage.answered_at
 
     def take_over(self) -> None:
         """Become the one job that may write there; before, `sync` does nothing."""
@@ -130,16 +147,22 @@ class RemoteRun:
                 " continues"
             )
         for file in self._list_files():
-            if not file.is_file():
-                continue
-            name = file.relative_to(self.local).as_posix()
-            status = file.stat()
-            version = (status.st_size, status.st_mtime_ns)
-            if self._uploaded.get(name) != version:
-                self._storage.upload(file, name)
-                self._uploaded[name] = version
+            # Training continues meanwhile, and removes old checkpoints.
+            with suppress(FileNotFoundError):
+                self._upload(file)
         if keep is not None:
             self._remove_checkpoints(keep)
+
+    def _upload(self, file: Path) -> None:
+        """Upload a file that has changed since it was uploaded last."""
+        if not file.is_file():
+            return
+        name = file.relative_to(self.local).as_posix()
+        status = file.stat()
+        version = (status.st_size, status.st_mtime_ns)
+        if self._uploaded.get(name) != version:
+            self._storage.upload(file, name)
+            self._uploaded[name] = version
 
     def _list_files(self) -> list[Path]:
         """List the logs, then the files of checkpoints that are not stored yet, in that order."""
@@ -150,7 +173,8 @@ class RemoteRun:
         for checkpoint in list_checkpoints(self.local / "checkpoints"):
             if parse_step(checkpoint.name) > stored_step:
                 # train_state.json last: it makes the checkpoint complete.
-                files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
+                with suppress(FileNotFoundError):
+                    files += sorted(checkpoint.iterdir(), key=lambda file: file.name == STATE_FILE)
         return files
 
     def _remove_checkpoints(self, keep: int) -> None:
@@ -174,6 +198,87 @@ class RemoteRun:
             # Another process of this node may have been faster, and a folder is never replaced.
             if not (self.local / checkpoint).is_dir():
                 raise
+
+
+class Uploader:
+    """Uploads a run beside training, so that slow storage holds up neither steps nor checkpoints.
+
+    One upload runs at a time. Those that are asked for meanwhile become one, of the newest state.
+    """
+
+    def __init__(self, run: RemoteRun, keep: int) -> None:
+        """keep: the number of checkpoints that stay in object storage."""
+        self._run = run
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._is_requested = False
+        # The upload that is running, or the one that has failed permanently.
+        self._upload: Future[None] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether uploads have ended, with an error that `finish` raises."""
+        upload = self._upload
+        return upload is not None and upload.done() and upload.exception() is not None
+
+    def request(self) -> None:
+        """Upload what is new, after the upload that is running, if any."""
+        with self._lock:
+            self._is_requested = True
+            if self._upload is None:
+                # pebble's thread is a daemon, so that a second Ctrl-C does not wait for it.
+                self._upload = thread(name="uploader")(self._work)()
+
+    def finish(self, *, is_stopping: bool) -> None:
+        """Upload what is new, and wait for it. Raise InputError if that fails.
+
+        is_stopping: a scheduler will kill this process soon, so storage that does not answer for
+        STOP_TIMEOUT_S is given up. All failures but TakenOverError are then only logged: the
+        checkpoint is on this node, and an error would keep a job from being requeued.
+        """
+        started = time.monotonic()
+        last_upload = thread(name="uploader")(self._work_last)()
+        while not wait([last_upload], 0.1).done:
+            silence = time.monotonic() - max(started, self._run.answered_at)
+            if is_stopping and silence > STOP_TIMEOUT_S:
+                self._log_failure(f"{self._run.url} has not answered for {silence:.0f} s")
+                return
+        try:
+            last_upload.result()
+        except TakenOverError:
+            raise
+        except InputError as error:
+            if not is_stopping:
+                raise
+            self._log_failure(str(error))
+
+    def _log_failure(self, what: str) -> None:
+        kept = f"{self._run.local} keeps the last checkpoint"
+        log(f"{what}; {kept}, from which the same command resumes on this node", sys.stderr)
+
+    def _work(self) -> None:
+        """Upload until nothing is requested; log it if storage is away."""
+        while True:
+            with self._lock:
+                if not self._is_requested:
+                    self._upload = None
+                    return
+                self._is_requested = False
+            try:
+                self._run.sync(self._keep)
+            except TakenOverError:
+                raise
+            # Storage that is away for a while must not end the run.
+            except InputError as error:
+                advice = f"{self._run.local} keeps everything, and the next checkpoint tries again"
+                log(f"{error}; {advice}", sys.stderr)
+
+    def _work_last(self) -> None:
+        """Wait for the upload that is running, then upload what is still missing."""
+        upload = self._upload
+        if upload is not None:
+            upload.result()
+        self._run.sync(self._keep)
 
 
 def _step_of(name: str) -> int:

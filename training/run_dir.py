@@ -3,12 +3,11 @@
 It holds config.yaml, checkpoints/, metrics.jsonl, report.html, figures/, tensorboard/, profile/ and
 quarantine.jsonl. A run in object storage has such a directory on every node too, from which
 training.remote_run uploads. The loop copies a checkpoint to host memory; a thread beside training
-hashes, writes and uploads it.
+hashes and writes it, and another one uploads what has been written.
 """
 
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,7 +25,6 @@ from torch.utils._pytree import tree_map_only
 from adamae.common.atomic_io import write_text
 from adamae.common.errors import InputError
 from adamae.common.locks import exclusive_lock
-from adamae.common.logging import log
 from adamae.model.weights.find_weights import find_file
 from adamae.model.weights.read_config import run_config
 from adamae.pipeline.reading.storage import is_remote
@@ -42,7 +40,7 @@ from adamae.training.checkpoint import (
 from adamae.training.config import TrainConfig, differences, to_yaml
 from adamae.training.distributed import Distributed
 from adamae.training.failures import DivergedError
-from adamae.training.remote_run import RemoteRun, TakenOverError, local_run, staging
+from adamae.training.remote_run import RemoteRun, Uploader, local_run, staging
 
 
 class BackgroundWriter:
@@ -60,7 +58,7 @@ class BackgroundWriter:
         """Do a job after those that were started before, unless one of them fails."""
         previous = self._last
 
-        # pebble's thread is a daemon, so that a second Ctrl-C does not wait for an upload.
+        # pebble's thread is a daemon, so that a second Ctrl-C does not wait for it.
         @thread(name="writer")
         def work() -> None:
             if previous is not None:
@@ -90,17 +88,26 @@ class RunDir:
         self.dist = dist
         self.path = Path(config.run)
         self.remote: RemoteRun | None = None
+        self.uploader: Uploader | None = None
         if is_remote(config.run):
             self.path = staging(config.run)
-            self.remote = RemoteRun(config.run, self.path)
+            self.remote = RemoteRun(config.run, self.path, config.data.download_timeout_s)
+            self.uploader = Uploader(self.remote, config.keep_checkpoints)
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.is_new = True
         # The checkpoint to continue from: the run's own or, of a new one, that of the run it forks.
         self.checkpoint: Path | None = None
         self.writer = BackgroundWriter()
+        # Set when a signal has asked for the end, so that nobody waits long for storage.
+        self.is_stopping = False
         # When the next checkpoint is due, by the monotonic clock.
         self._next_save_s = math.inf
+
+    @property
+    def failed(self) -> bool:
+        """Return whether checkpoints cannot be kept any more; the end of the run raises why."""
+        return self.writer.failed or (self.uploader is not None and self.uploader.failed)
 
     @property
     def is_save_due(self) -> bool:
@@ -127,8 +134,9 @@ class RunDir:
             try:
                 if self.dist.is_main:
                     self.writer.wait()
-                    if self.remote is not None and self.checkpoints.exists():
-                        self.remote.sync()
+                    if self.uploader is not None and self.checkpoints.exists():
+                        is_stopping = self.is_stopping or kind is KeyboardInterrupt
+                        self.uploader.finish(is_stopping=is_stopping)
             except DivergedError as diverged:
                 error = diverged
         if isinstance(error, DivergedError):
@@ -248,9 +256,9 @@ class RunDir:
         metadata: dict[str, str],
         copied: torch.cuda.Event | None,
     ) -> None:
-        """Write a checkpoint when its copies have arrived, remove old ones, and upload.
+        """Write a checkpoint when its copies have arrived, remove old ones, and have it uploaded.
 
-        Raise DivergedError if a weight is not finite, TakenOverError if a later job owns the run.
+        Raise DivergedError if a weight is not finite.
         """
         if copied is not None:
             copied.synchronize()
@@ -264,15 +272,8 @@ class RunDir:
         save_checkpoint(self.checkpoints, state, modules, optimizer, metadata)
         for old in list_checkpoints(self.checkpoints)[: -self.config.keep_checkpoints]:
             shutil.rmtree(old)
-        if self.remote is not None:
-            try:
-                self.remote.sync(self.config.keep_checkpoints)
-            except TakenOverError:
-                raise
-            # Storage that is away for a while must not end the run.
-            except InputError as error:
-                advice = f"{self.path} keeps everything, and the next checkpoint tries again"
-                log(f"{error}; {advice}", file=sys.stderr)
+        if self.uploader is not None:
+            self.uploader.request()
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""

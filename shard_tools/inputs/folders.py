@@ -6,19 +6,22 @@ import re
 import stat
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import fsspec
 import msgspec
 
 from adamae.common.errors import InputError
+from adamae.common.logging import log
 from adamae.pipeline.decoding.containers import VIDEO_EXTENSIONS
+from adamae.pipeline.reading.storage import ObjectStore, is_remote
 from adamae.pipeline.videos.opening import PICTURE, may_be_video
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import import_pyarrow
 
+# S3 lists 1,000 files in about .1 s, so this is enough for tens of millions.
+LISTING_TIMEOUT_S = 3600.0
 # The file by which a folder is known to be a data set of LeRobot.
 LEROBOT = "meta/info.json"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -113,13 +116,12 @@ def list_folder(folder: Path, skipped: Skipped) -> Iterator[Item]:
 
 def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
     """Yield the videos below a folder in object storage. Raise InputError if it has no listing."""
-    try:
-        filesystem, folder = fsspec.core.url_to_fs(url)
-        details_by_path: dict[str, dict[str, Any]] = filesystem.find(folder, detail=True)
-    except (ImportError, ValueError, OSError) as error:
-        raise InputError(f"{url} cannot be listed ({error})") from error
-    for path, details in details_by_path.items():
-        name = PurePosixPath(path).relative_to(PurePosixPath(folder)).as_posix()
+    log(f"listing {url}")
+    store = ObjectStore(url)
+    for name, num_bytes in store.sizes(timeout=LISTING_TIMEOUT_S).items():
+        # Pages of web servers link to what lies outside of the folder.
+        if is_remote(name):
+            continue
         parts = name.split("/")
         kind = HIDDEN if any(map(is_hidden, parts)) else classify_name(parts[-1])
         if kind is not None:
@@ -129,8 +131,7 @@ def list_url(url: str, skipped: Skipped) -> Iterator[Item]:
         if "::" in name:
             # fsspec chains file systems so.
             problem = "its name holds ::, which stands for an archive in URLs: rename it"
-        num_bytes = int(details.get("size") or 0)
-        yield Item(name, filesystem.unstrip_protocol(path), None, num_bytes, problem)
+        yield Item(name, f"{store.url}/{name}", None, num_bytes, problem)
 
 
 def find_lerobot_sets(folder: Path) -> list[Path]:

@@ -376,6 +376,18 @@ class ItemStore:
         self._table.insert("stored", ((*split_name(name), None, REJECTED) for name in rejects), 4)
         self._table.run("CREATE INDEX IF NOT EXISTS by_stored_source ON stored (source, segment)")
 
+    def retry(self, names: Iterable[str]) -> None:
+        """Note that these rejects of the dataset are new again, where they can be used now."""
+        for name in names:
+            source, segment = split_name(name)
+            if self._exists_usable(source):
+                is_reject = f"source = ? AND segment = ? AND size = {REJECTED}"
+                self._table.run(f"DELETE FROM stored WHERE {is_reject}", source, segment)
+
+    def _exists_usable(self, source: str) -> bool:
+        query = "SELECT 1 FROM items WHERE source = ? AND problem IS NULL LIMIT 1"
+        return any(self._table.run(query, source))
+
     def find_change(self) -> str | None:
         """Say how many stored samples differ from the input, and how the first does."""
         changes = list(self._list_changes("labels", "stored.labels IS NOT items.labels"))

@@ -1,17 +1,17 @@
 """Where the bytes of a video are: in a file, behind a URL, in a tar or in a cell of Parquet."""
 
+import io
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-import fsspec
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.pipeline.reading.storage import is_remote
+from adamae.pipeline.reading.storage import ObjectStore, is_remote
 
 # Characters of a suffix that a temporary copy keeps: the names of files are limited.
 MAX_SUFFIX = 16
@@ -77,9 +77,21 @@ def import_pyarrow(where: str) -> Any:
     return pyarrow.parquet
 
 
+def open_location(location: Location) -> BinaryIO:
+    """Open the bytes of `location`, of which only what is read is fetched from object storage."""
+    if not isinstance(location, str):
+        return io.BytesIO(location.read())
+    if is_remote(location):
+        return cast(BinaryIO, ObjectStore(location).open(""))
+    return open(location, "rb")
+
+
 @contextmanager
 def local_copy(location: Location, folder: Path | None = None) -> Iterator[Path]:
-    """Yield a local file with the bytes of `location`, or a temporary copy of them in `folder`."""
+    """Yield a local file with the bytes of `location`, or a temporary copy of them in `folder`.
+
+    Raise StorageError if object storage fails, MissingFileError if it has no such file.
+    """
     if isinstance(location, str) and not is_remote(location):
         yield Path(location)
         return
@@ -88,8 +100,7 @@ def local_copy(location: Location, folder: Path | None = None) -> Iterator[Path]
         # A member's own name may be too long for a file, and FFmpeg looks at the extension alone.
         path = Path(scratch, "video").with_suffix(PurePosixPath(name).suffix[:MAX_SUFFIX])
         if isinstance(location, str):
-            filesystem, remote = fsspec.core.url_to_fs(location)
-            filesystem.get_file(remote, str(path))
+            ObjectStore(location).fetch("", path)
         else:
             path.write_bytes(location.read())
         yield path

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from functools import partial
 from itertools import islice
 from multiprocessing import Pipe
 from pathlib import Path
@@ -26,7 +27,7 @@ from adamae.pipeline.decoding.decode_worker import DecodeWorker
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.reading import storage
 from adamae.pipeline.reading.cache import ShardCache, user_cache_dir
-from adamae.pipeline.reading.storage import ObjectStore
+from adamae.pipeline.reading.storage import ObjectStore, StorageError
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.video_error import VideoError
 
@@ -161,6 +162,71 @@ def test_lasting_faults_end_a_read_in_one_sentence(
     assert "\n" not in str(failure.value)
     store.heal()
     assert client.read_range(SHARD, 0, 9) == content
+
+
+REQUESTS = {
+    "listed": lambda client, path: client.sizes(),
+    "read": lambda client, path: client.fetch("new", path),
+    "written to": lambda client, path: client.upload(path, "new"),
+    "removed": lambda client, path: client.remove("new"),
+}
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("action", REQUESTS)
+@pytest.mark.parametrize(
+    ("kind", "code", "says"),
+    [
+        ("silent", "", r"no answer in 0.2 s \(data.download_timeout_s\)"),
+        ("403", "ExpiredToken", r"no permission \(ExpiredToken\); renew the credentials"),
+        ("403", "RequestTimeTooSkewed", r"no permission \(Req.*\); set this machine's clock"),
+        ("403", "SignatureDoesNotMatch", r"no permission \(Sig.*\); check the secret key"),
+        ("403", "AccessDenied", r"no permission \(AccessDenied\)$"),
+    ],
+)
+def test_every_request_has_a_limit_in_time_and_says_the_code_of_the_store(
+    store: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    kind: Kind,
+    code: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(storage, "MAX_ATTEMPTS", 2)
+    request(store.url, "PUT", "/bucket")
+    client = ObjectStore("s3://bucket/new", timeout=0.2 if kind == "silent" else 60)
+    (tmp_path / "file").write_bytes(b"content")
+    store.inject(kind, code=code)
+    with pytest.raises(StorageError, match=rf"s3://bucket/new.* cannot be {action}: {says}"):
+        REQUESTS[action](client, tmp_path / "file")
+
+
+def test_a_bucket_that_does_not_exist_is_no_missing_file(store: S3Server) -> None:
+    request(store.url, "PUT", "/bucket")
+    assert ObjectStore("s3://bucket/new").read("none") is None
+    client = ObjectStore("s3://no-such-bucket/new")
+    for call in (client.sizes, partial(client.read, "none"), partial(client.size, "none")):
+        with pytest.raises(StorageError, match=r"NoSuchBucket: .*; check the name of the bucket"):
+            call()
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_large_file_is_uploaded_in_parts_and_is_visible_when_it_is_complete(
+    store: S3Server, tmp_path: Path
+) -> None:
+    request(store.url, "PUT", "/bucket")
+    client = ObjectStore("s3://bucket/parts")
+    content = os.urandom(2 * storage.BLOCK + 5)
+    (tmp_path / "file").write_bytes(content)
+    # The first request begins the upload, the next ones send parts.
+    store.inject("403", "file", skipped=2, times=1)
+    with pytest.raises(StorageError, match="AccessDenied"):
+        client.upload(tmp_path / "file", "file")
+    assert store.requests[-1].startswith("DELETE ")
+    assert client.sizes() == {}
+    client.upload(tmp_path / "file", "file")
+    assert client.read("file") == content
 
 
 @pytest.mark.usefixtures("no_pauses")

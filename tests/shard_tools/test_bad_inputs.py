@@ -244,7 +244,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos out --hold-out 0.4 --group-by person", "--group-by is person: give folder:1"),
     ("videos out --label-map nowhere.txt", "nowhere.txt is not a label map"),
     ("videos out --split a=x.csv --split a=y.csv", "--split names must differ"),
-    ("nonsense://bucket/folder out", "cannot be listed"),
+    ("nonsense://bucket/folder out", "cannot be opened"),
     ("videos /proc/shards", "/proc/shards cannot be made"),
     ("videos out --split a.csv", "a.csv is not like train=train.csv"),
     ("videos out --part 5/4", "5/4 is not like 1/4"),

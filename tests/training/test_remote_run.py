@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -11,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from processes import wait_for
 from torch import nn
 
 from adamae.common.errors import InputError
@@ -84,6 +87,12 @@ def trained() -> Trained:
     return Trained()
 
 
+def wait_for_upload(run: RunDir) -> None:
+    """Wait until the newest checkpoint is written, and its upload has ended or failed."""
+    run.writer.wait()
+    assert wait_for(lambda: run.uploader._upload is None, 30)
+
+
 def list_stored() -> list[str]:
     """List the stored files of the run, in the order in which they were written."""
     return [name.removeprefix(f"{PREFIX}/") for name in STORE]
@@ -139,7 +148,7 @@ def test_the_job_that_was_started_last_owns_the_run_and_the_one_before_ends(
     trained.load(first)
     node("two")
     trained.steps(first, 1)
-    first.writer.wait()
+    wait_for_upload(first)
     # A job that fails before it trains does not take the run over.
     with pytest.raises(InputError, match="was made with another configuration"):
         trained.train(config=replace(CONFIG, seed=1))
@@ -172,7 +181,7 @@ def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothin
     for step in (1, 2, 3):
         with nullcontext() if step == 2 else failing(OSError("503 slow down")):
             trained.steps(run, step)
-            run.writer.wait()
+            wait_for_upload(run)
         note = f"{run.path} keeps everything, and the next checkpoint tries again"
         assert (note in capsys.readouterr().err) == (step != 2)
     # The upload of the second step has brought the first one along.
@@ -182,6 +191,59 @@ def test_an_upload_that_fails_is_tried_again_or_said_at_the_end_and_loses_nothin
     # It resumes from the folder on this node, and uploads that.
     assert trained.train() == 3
     assert states[2] in list_stored()
+
+
+@contextmanager
+def silent(suffix: str) -> Iterator[None]:
+    """Let no write of files that end in `suffix` return before the end of the block."""
+    released = threading.Event()
+    write = MemoryFileSystem.pipe_file
+
+    def write_unless_silent(self: MemoryFileSystem, path: str, *arguments: object) -> None:
+        if path.endswith(suffix):
+            released.wait()
+        write(self, path, *arguments)
+
+    with patch.object(MemoryFileSystem, "pipe_file", write_unless_silent):
+        yield
+        released.set()
+
+
+def test_an_upload_without_an_answer_holds_up_neither_checkpoints_nor_a_stop(
+    node: Callable[[str], None],
+    trained: Trained,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_run, "STOP_TIMEOUT_S", 0.2)
+    run = RunDir(CONFIG, Distributed("cpu")).__enter__()
+    trained.load(run)
+    with silent("optimizer.pt"):
+        started = time.monotonic()
+        trained.steps(run, 1, 2, 3)
+        run.is_stopping = True
+        run.__exit__(None, None, None)
+        assert time.monotonic() - started < 30
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == [
+        "step-00000002",
+        "step-00000003",
+    ]
+    assert f"{URL} has not answered for 0 s; {run.path} keeps the" in capsys.readouterr().err
+    assert trained.train() == 3
+    assert "checkpoints/step-00000003/train_state.json" in list_stored()
+
+
+def test_at_a_stop_storage_that_fails_is_said_and_the_job_can_be_requeued(
+    node: Callable[[str], None], trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(CONFIG, Distributed("cpu")).__enter__()
+    trained.load(run)
+    run.is_stopping = True
+    with failing(OSError("503 slow down")):
+        trained.steps(run, 1)
+        run.__exit__(None, None, None)
+    assert "503 slow down; " in capsys.readouterr().err
+    assert trained.train() == 1
 
 
 def test_a_folder_that_was_emptied_is_not_filled_from_this_node_in_silence(
@@ -215,6 +277,7 @@ def test_commands_read_a_run_by_its_url(node: Callable[[str], None], trained: Tr
     weight = load_file(copy / "checkpoints/step-00000001/model.safetensors")["weight"]
     assert torch.equal(weight, trained.model.weight)
     assert copy != staging(URL)
+    STORE[f"{PREFIX}/config.yaml"].seek(0, 2)
     STORE[f"{PREFIX}/config.yaml"].write(b"another")
     assert local_run(URL) == copy
     assert (copy / "config.yaml").read_bytes().endswith(b"another")
