@@ -15,6 +15,7 @@ from adamae.common.errors import InputError
 from adamae.pipeline.reading.storage import is_remote
 from adamae.shard_tools.inputs import class_folders, folders
 from adamae.shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
+from adamae.shard_tools.inputs.foreign import refuse_foreign
 from adamae.shard_tools.inputs.item import Item, ListOptions, Skipped
 from adamae.shard_tools.inputs.item_store import ItemStore
 from adamae.shard_tools.inputs.lists import ListReader
@@ -97,6 +98,7 @@ def _read_list(
     path: Path, store: ItemStore, options: ListOptions, prefix: str = "", where: str = ""
 ) -> None:
     """Add the items of a list, each source with `prefix`; messages call the list `where`."""
+    refuse_foreign(path, where or str(path))
     reader = ListReader(path, options, where or str(path))
     store.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
     store.notes.append(reader.describe())

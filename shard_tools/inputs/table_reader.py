@@ -116,8 +116,6 @@ def list_tables(path: Path, where: str) -> list[Table]:
         first = line.strip()
         if first:
             break
-    if first.startswith("<"):
-        raise InputError(f"{where} is XML or HTML: {FORMS}")
     if first.startswith(("[", "{")):
         table = _read_json(path, where, read_lines)
         if table is not None:

@@ -575,7 +575,6 @@ REFUSED: list[tuple[Any, str]] = [
     ("", "is empty"),
     (b"PK\x03\x04rest", "is compressed .zip."),
     (bytes(range(32)) * 9, "is binary"),
-    ("<html></html>", "is XML or HTML"),
 ]
 
 
