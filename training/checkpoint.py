@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from adamae.common.atomic_io import atomic_write, hash_file
 from adamae.common.errors import InputError
+from adamae.model.weights.integrity import STATE_FILE
 from adamae.model.weights.tensor_files import save_pickle, save_tensors
 
-STATE_FILE = "train_state.json"
 # What damaged files make safetensors, pickle and torch raise.
 UNUSABLE = (
     *(OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, EOFError),

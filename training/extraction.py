@@ -15,15 +15,12 @@ from jaxtyping import UInt8
 from adamae.common.logging import log, printable
 from adamae.common.progress import progress_bar
 from adamae.model.encoders.encoder import Encoder
+from adamae.model.weights.integrity import hash_tensors
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.training.feature_files import (
-    FeatureWriter,
-    WindowArrays,
-    open_writer,
-    write_settings,
-)
-from adamae.training.video_windows import ListedVideo, Window, WindowReader
+from adamae.training.feature_files import FeatureWriter, WindowArrays, open_writer
+from adamae.training.feature_settings import hash_datasets, write_settings
+from adamae.training.video_windows import ListedVideo, Window, WindowReader, open_datasets
 
 T = TypeVar("T")
 
@@ -105,8 +102,12 @@ def describe_settings(
     return {
         "model": str(Path(model).resolve()) if Path(model).exists() else model,
         "input": str(Path(source).resolve()) if Path(source).exists() else source,
+        "weights": hash_tensors(encoder.state_dict()),
+        "dataset": hash_datasets(open_datasets(source)),
         "num_frames": encoder.num_frames,
         "image_size": list(encoder.image_size),
+        # Of image models alone.
+        "frames": getattr(encoder, "frames", None),
         "stride": reader.stride,
         "frame_stride": reader.data.frame_stride,
         "fps": reader.data.fps,

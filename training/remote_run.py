@@ -23,9 +23,10 @@ from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
 from adamae.common.logging import log
 from adamae.model.weights.hub import find_model
+from adamae.model.weights.integrity import STATE_FILE
 from adamae.pipeline.reading.cache import user_cache_dir
 from adamae.pipeline.reading.storage import ObjectStore, is_remote
-from adamae.training.checkpoint import STATE_FILE, list_checkpoints, parse_step
+from adamae.training.checkpoint import list_checkpoints, parse_step
 
 BEST = "checkpoints/best"
 LOGS = ("config.yaml", "metrics.jsonl", "quarantine.jsonl", "report.html")

@@ -22,7 +22,8 @@ from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.crops import FrameSize
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.extraction import ExtractionOptions, extract_features, stack_images
-from adamae.training.feature_files import open_writer, read_feature_files, write_settings
+from adamae.training.feature_files import open_writer, read_feature_files
+from adamae.training.feature_settings import write_settings
 from adamae.training.measures import (
     GRID,
     THUMBNAIL_SIDE,
@@ -78,6 +79,7 @@ def describe_by_hand(dataset: ShardDataset, output: Path, data: DataConfig) -> V
     settings = {
         "model": "made by hand",
         "input": str(Path(dataset.folder).resolve()),
+        "dataset": dataset.digest,
         "frame_stride": data.frame_stride,
         "fps": data.fps,
     }

@@ -18,6 +18,7 @@ from adamae.model.encoder import VideoEncoder
 from adamae.model.state_dict import StateDict, check_keys, select, shapes
 from adamae.model.weights.external_layouts import is_pretraining, to_own_layout
 from adamae.model.weights.find_weights import find_file
+from adamae.model.weights.integrity import HASH, hash_tensors
 from adamae.model.weights.read_config import ASSUMED, Description, infer_config, read_description
 from adamae.model.weights.tensor_files import (
     read_json,
@@ -103,12 +104,15 @@ def _leave_out_extras(state: StateDict, file: Path) -> StateDict:
 def save(path: Path, state: StateDict, metadata: dict[str, str] | None = None) -> None:
     """Write weights atomically, as safetensors with metadata, or in PyTorch's format (.pth, .pt).
 
-    The latter has them under the key `model`, and no metadata. Raise InputError for any other name.
+    The metadata get a hash of the weights and of themselves, which `load` compares. PyTorch's
+    format has weights under the key `model`, a checksum of each and no metadata. Raise InputError
+    for any other name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         if path.suffix == ".safetensors":
-            save_tensors(partial, state, metadata or {"format": "pt"})
+            metadata = metadata or {"format": "pt"}
+            save_tensors(partial, state, metadata | {HASH: hash_tensors(state, metadata)})
         elif path.suffix in (".pth", ".pt"):
             save_pickle(partial, {"model": state})
         else:

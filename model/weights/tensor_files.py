@@ -22,6 +22,7 @@ from torch import Tensor
 
 from adamae.common.errors import InputError
 from adamae.model.state_dict import StateDict
+from adamae.model.weights.integrity import check_checkpoint_file, check_tensors
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # In what PyTorch wrote before 1.6: bytes at a file's start, before the numbers.
@@ -40,13 +41,18 @@ def read_state_dict(file: Path) -> tuple[StateDict, dict[str, str]]:
     """Read the tensors of a file, on the CPU, and its metadata, which safetensors alone have.
 
     Names lose the prefixes of wrappers. Raise InputError if the file is damaged, or holds anything
-    else than weights.
+    else than weights. Hashes tell damage in checkpoints and in safetensors that `pretrained.save`
+    has written, checksums in PyTorch's files.
     """
+    check_checkpoint_file(file)
     is_safetensors = file.suffix == ".safetensors"
     metadata = read_metadata(file) if is_safetensors else {}
     with _explain_damage(file):
+        if not is_safetensors:
+            _check_parts(file)
         contents: Any = load_file(file) if is_safetensors else _read_pytorch(file)
     tensors = _unwrap(contents, file)
+    check_tensors(file, tensors, metadata)
     for name, value in tensors.items():
         fault = _describe_fault(value)
         if fault:
@@ -106,7 +112,7 @@ def _explain_damage(file: Path) -> Iterator[None]:
         raise InputError(f"{file} cannot be read as weights: {reason}") from error
     except Exception as error:
         # A damaged pickle raises whatever its bytes lead to.
-        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
+        raise InputError(f"{file} cannot be read as weights: {first_line(error)}") from error
 
 
 def _unwrap(contents: Any, file: Path) -> StateDict:
@@ -142,7 +148,7 @@ def read_metadata(file: Path) -> dict[str, str]:
         with safe_open(file, framework="np") as opened:
             return opened.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{file} cannot be read as weights: {_first_line(error)}") from error
+        raise InputError(f"{file} cannot be read as weights: {first_line(error)}") from error
 
 
 def read_json(source: str | Path, where: Path, kind: Any) -> Any:
@@ -155,7 +161,7 @@ def read_json(source: str | Path, where: Path, kind: Any) -> Any:
             source = source.read_text(encoding="utf-8", errors="replace")
         return msgspec.convert(json.loads(source), kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise InputError(f"{where} is damaged ({_first_line(error)}): take another copy") from error
+        raise InputError(f"{where} is damaged ({first_line(error)}): take another copy") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -187,6 +193,19 @@ def save_pickle(path: Path, value: Any) -> None:
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
+
+
+def _check_parts(file: Path) -> None:
+    """Raise ValueError if a part of a PyTorch file has another checksum than it says.
+
+    torch.load compares none. Files from before PyTorch 1.6 have none.
+    """
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as opened:
+        damaged_part = opened.testzip()
+    if damaged_part is not None:
+        raise ValueError(f"it is damaged: the checksum of {damaged_part} differs")
 
 
 def _read_pytorch(file: Path) -> Any:
@@ -244,7 +263,7 @@ def _describe_structure_fault(value: Tensor) -> str:
     return ""
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's text, or its type if there is none."""
     lines = str(error).splitlines()
     if lines and lines[0]:
