@@ -92,8 +92,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
-import csv
-import io
 import time
 from dataclasses import replace
 from typing import Any
@@ -101,7 +99,8 @@ from typing import Any
 import torch
 from jaxtyping import Int
 
-from adamae.common.atomic_io import atomic_write, write_json, write_text
+from adamae.common.atomic_io import atomic_write, write_json
+from adamae.common.csv_files import write_csv
 from adamae.common.devices import explain_out_of_memory
 from adamae.common.logging import format_duration, log
 from adamae.figures.confusion import plot_confusion
@@ -343,11 +342,8 @@ def write_results(
     folder: Path, results: dict[str, Any], predictions: Predictions, dataset: ShardDataset
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("key", "source", "label", "predicted", "probability"))
-    writer.writerows(list_predictions(predictions, dataset))
-    write_text(folder / "predictions.csv", table.getvalue())
+    header = ("key", "source", "label", "predicted", "probability")
+    write_csv(folder / "predictions.csv", header, list_predictions(predictions, dataset))
     if "confusion" in results:
         figure = plot_confusion(results, dataset.info.classes)
         with atomic_write(folder / "confusion.png") as partial:
