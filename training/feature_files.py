@@ -320,15 +320,23 @@ class StoredFeatures(NamedTuple):
     times: Float[np.ndarray, "W 2"]
 
 
+def list_feature_files(folder: Path) -> list[Path]:
+    """List the files of features in a folder; raise InputError if there are none."""
+    files = [*sorted(folder.rglob("*.safetensors")), *sorted(folder.rglob("*.tar"))]
+    if not files:
+        raise InputError(
+            f"{folder} has no features as safetensors or for webdataset: run extract_features.py"
+            " without --format parquet"
+        )
+    return files
+
+
 def read_feature_files(path: Path) -> Iterator[StoredFeatures]:
     """Yield the features that extract_features.py has written as safetensors or for webdataset.
 
-    path: their folder, or one file. Raise InputError if a file is damaged.
+    path: their folder, or one file. Raise InputError if there is none, or one is damaged.
     """
-    files = [path]
-    if path.is_dir():
-        files = [*sorted(path.rglob("*.safetensors")), *sorted(path.rglob("*.tar"))]
-    for file in files:
+    for file in list_feature_files(path) if path.is_dir() else [path]:
         try:
             if file.suffix == ".tar":
                 yield from _read_tar(file)

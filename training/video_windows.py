@@ -8,13 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
-from adamae.common.errors import DISK_FULL
+from adamae.common.errors import DISK_FULL, InputError
 from adamae.figures.clips import resize_and_crop
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.video import Video
@@ -221,6 +223,25 @@ class WindowReader:
             key, item.source, label, item.segment, fields, partial(self._open_item, item)
         )
 
+    def find_segment(self, path: str, start: float, end: float) -> ListedVideo:
+        """Return the part of a video that is shown from `start` to before `end`, in seconds.
+
+        Raise InputError if `path` is not a single video.
+        """
+        item = find_video(path)
+        if start > 0 or end < math.inf:
+            item = msgspec.structs.replace(item, segment=str(Segment(start, end)))
+        return self._list_item(item)
+
+    def measure_window(self, path: str) -> float:
+        """Return how many seconds of a video a window lasts; raise InputError if it has no rate."""
+        with local_copy(find_video(path).location) as file:
+            try:
+                rate = float(SourceVideo(file).rate)
+            except (VideoError, OSError) as error:
+                raise InputError(f"{path} cannot be read: {error}") from error
+        return self.length * frame_step(rate, 1, self.data) / rate
+
     def read_windows(self, video: ListedVideo) -> Iterator[Window]:
         """Yield the windows of a video, then one without frames.
 
@@ -315,6 +336,14 @@ def open_datasets(path: str) -> dict[str, ShardDataset]:
         return {"": ShardDataset.open(path)}
     splits = find_splits(Path(path))
     return {f"{split.name}/": ShardDataset.open(split) for split in splits}
+
+
+def find_video(path: str) -> Item:
+    """Return the only video of a path; raise InputError if it has none or several."""
+    items = list(islice(read_inputs(path, ListOptions(subset="all", asks=False)), 2))
+    if len(items) != 1:
+        raise InputError(f"{path} has several videos: give one of them")
+    return items[0]
 
 
 def make_scaler(width: int, height: int, size: FrameSize) -> Scaler:

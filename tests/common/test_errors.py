@@ -60,6 +60,7 @@ COMMANDS = {
     "visualize": ["run", "v"],
     "export": ["import", "w", "o"],
     "extract_features": ["v", "o", "--model", "m"],
+    "search": ["f", "v.mp4"],
     "preview": ["s"],
     "doctor": ["s"],
     "shard_tools/make_shards": ["v", "o"],
