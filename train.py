@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 8 train.py --config configs/x.yaml
 
 Running the same command again resumes from the newest checkpoint in the run directory, with the
-same bits as if nothing had happened. The exit code is 0 when the run is complete, 130 when a signal
-has stopped it after a checkpoint, and 2 after an error.
+same bits as if nothing had happened. The exit code is 0 when the run is complete, 75 when a signal
+has stopped it after a checkpoint, and 2 after a mistake (docs/clusters.md#exit-codes).
 """
 
 import gc
@@ -13,7 +13,7 @@ import sys
 import time
 from functools import partial
 
-from adamae.common.errors import parse_early, run_command
+from adamae.common.errors import STOPPED, parse_early, run_command
 from adamae.training.load_config import load_config
 
 # PyTorch takes seconds to import. Parsing before it answers --help and a misspelled key at once.
@@ -41,7 +41,6 @@ from adamae.training.numerics import determinism_fingerprint, numerics
 from adamae.training.optimizer import make_optimizer
 from adamae.training.parallelize import check_graphs, parallelize
 from adamae.training.profiling import profile_steps
-from adamae.training.report import write_report
 from adamae.training.run_dir import RunDir
 from adamae.training.schedule import Schedule, seed_step
 from adamae.training.startup_warnings import startup_warnings
@@ -51,8 +50,6 @@ from adamae.training.summary import describe_end
 from adamae.training.tasks import TASKS
 from adamae.training.tasks.task import Task
 
-# The exit code of a run that a signal has stopped, as a shell reports after Ctrl-C.
-STOPPED = 130
 STOPPED_LINE = "Stopped; checkpoint saved. Re-run the same command to resume."
 
 
@@ -147,9 +144,7 @@ def train(config: TrainConfig) -> bool:
                             with stop.allow_interrupt():
                                 task.evaluate(step + 1, log)
                     if dist.is_main:
-                        run.writer.start(
-                            partial(write_report, run.path, config, schedule.total_steps)
-                        )
+                        start_report(run, schedule)
                 if stopping:
                     run.is_stopping = True
                     break
@@ -204,6 +199,14 @@ def make_plan(
     check_channels(dataset.channels, config.model.in_channels)
     check_graphs(config.compile, dist.device.type, plan.microbatches_per_step)
     return plan
+
+
+def start_report(run: RunDir, schedule: Schedule) -> None:
+    """Write the report in the background."""
+    # Matplotlib, in rank 0 alone.
+    from adamae.training.report import write_report
+
+    run.writer.start(partial(write_report, run.path, run.config, schedule.total_steps))
 
 
 def is_due(step: int, every: int | None, schedule: Schedule) -> bool:

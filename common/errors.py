@@ -38,6 +38,17 @@ DISK_ERRORS = (
     errno.ELOOP,
 )
 
+# Exit codes. Schedulers tell them apart (docs/clusters.md#exit-codes), so that a mistake is
+# not tried again, and what was only stopped is. The last three are sysexits.h's EX_UNAVAILABLE,
+# EX_IOERR and EX_TEMPFAIL.
+BAD_INPUT = 2
+# Another rank does not answer: the same command continues.
+UNAVAILABLE = 69
+DISK_ERROR = 74
+# A signal has stopped a run, which has saved a checkpoint: the same command continues.
+STOPPED = 75
+INTERRUPTED = 130
+
 T = TypeVar("T")
 
 
@@ -48,7 +59,7 @@ def exit_on_interrupt(*_: object) -> None:
     """
     # Not print: a signal may interrupt another print, whose lock is held.
     os.write(2, b"interrupted\n")
-    os._exit(130)
+    os._exit(INTERRUPTED)
 
 
 # Other programs that import this keep their handler, and so does a command whose Ctrl-C is ignored,
@@ -66,6 +77,7 @@ class InputError(Exception):
     printed below it.
     """
 
+    exit_code = BAD_INPUT
     details: Sequence[str] = ()
 
 
@@ -83,13 +95,19 @@ class QuestionError(InputError):
 class PeerLostError(InputError):
     """Another rank failed and reports the cause; this one only cannot continue without it."""
 
+    exit_code = UNAVAILABLE
+
+
+class SavedInterrupt(KeyboardInterrupt):
+    """A signal that came when there was nothing left to save."""
+
 
 def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> None:
     """Run a command's `main` and exit.
 
-    Exit codes: `main`'s return value or 0, 2 on bad input, a missing optional package or a full
-    GPU, 74 on disk errors (EX_IOERR of sysexits.h), 130 on Ctrl-C. `resumable`: re-running the
-    command only does what is missing.
+    The exit code is `main`'s return value or 0, BAD_INPUT also for a missing optional package or a
+    full GPU, or another of the codes above. `resumable`: re-running the command only does what is
+    missing.
     """
     with _exit_on_error(resumable):
         # Imports are over: from now on, Ctrl-C runs the cleanup of `with` blocks.
@@ -115,16 +133,17 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         yield
     except InputError as error:
         is_cause = not isinstance(error, PeerLostError)
-        _exit(f"error: {error}", 2, is_cause=is_cause, details=error.details)
+        _exit(f"error: {error}", error.exit_code, is_cause=is_cause, details=error.details)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in LAZY_PACKAGES:
             raise
         advice = f"pip install {LAZY_PACKAGES[module]}"
-        _exit(f"error: the package {module} is not installed: {advice}", 2)
-    except KeyboardInterrupt:
+        _exit(f"error: the package {module} is not installed: {advice}", BAD_INPUT)
+    except KeyboardInterrupt as error:
         advice = "; progress is saved, re-run the same command to resume" if resumable else ""
-        _exit(f"interrupted{advice}", 130)
+        code = STOPPED if isinstance(error, SavedInterrupt) else INTERRUPTED
+        _exit(f"interrupted{advice}", code)
     except BrokenPipeError:
         # The reader of our output has exited (`… | head`). That is not an error, but flushing
         # stdout at exit would be one.
@@ -136,12 +155,12 @@ def _exit_on_error(resumable: bool = False) -> Iterator[None]:
         # Of a rename, the second name is the target.
         path = error.filename2 or error.filename or "the output"
         advice = ": free space and run the same command again" if error.errno in DISK_FULL else ""
-        _exit(f"error: cannot use {path}: {error.strerror}{advice}", 74)
+        _exit(f"error: cannot use {path}: {error.strerror}{advice}", DISK_ERROR)
     except RuntimeError as error:
         sentence = _explain_gpu_error(str(error))
         if sentence is None:
             raise
-        _exit(f"error: {sentence}", 2)
+        _exit(f"error: {sentence}", BAD_INPUT)
 
 
 def _explain_gpu_error(message: str) -> str | None:

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from adamae.common.errors import run_command
-from adamae.train import STOPPED, train
+from adamae.train import train
 from adamae.training.config import parse
 from adamae.training.tasks.pretraining import Pretraining
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from adamae.common.devices import choose_device
-from adamae.common.errors import PeerLostError
+from adamae.common.errors import InputError, PeerLostError
 from adamae.common.processes import end_with_parent
 from adamae.pipeline.reading.storage import call_with_timeout
 
@@ -38,7 +38,11 @@ class Distributed:
     """
 
     def __init__(self, device: str = "auto", timeout_s: float = 1800.0) -> None:
-        """Raise InputError if there is no such device (auto, cpu or cuda) for this rank."""
+        """Raise InputError if there is no such device (auto, cpu or cuda) for this rank.
+
+        Raise it also if srun has started ranks without numbers.
+        """
+        _require_one_launcher()
         self.device = choose_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -124,6 +128,16 @@ class Distributed:
             return int(value)
 
         return wait
+
+
+def _require_one_launcher() -> None:
+    """Raise InputError if srun has started several processes that do not know of each other."""
+    num_tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "RANK" not in os.environ and num_tasks != "1":
+        raise InputError(
+            f"srun has started {num_tasks} processes, and each would train alone: use"
+            " launch/slurm.sbatch, or start one torchrun per node"
+        )
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from adamae.common.errors import SavedInterrupt
+
 MESSAGE = (
     "\nstopping: the run ends when this step is saved; press Ctrl-C again to end it at once,"
     " without saving\n"
@@ -47,12 +49,17 @@ class StopRequest:
 
     @contextmanager
     def allow_interrupt(self) -> Iterator[None]:
-        """Let a request, also an earlier one, end the run within the block: it has been saved."""
+        """Let a request, also an earlier one, end the run within the block: it has been saved.
+
+        Raise SavedInterrupt then.
+        """
         self.defer = False
         try:
             if self.is_set:
-                raise KeyboardInterrupt
+                raise SavedInterrupt
             yield
+        except KeyboardInterrupt as interrupt:
+            raise SavedInterrupt from interrupt
         finally:
             self.defer = True
 

@@ -16,32 +16,62 @@ from processes import wait_for
 from runs import read_rows, saved_steps
 from torchrun import free_port
 
+from adamae.common.errors import BAD_INPUT, INTERRUPTED, STOPPED
 from adamae.training.config import parse
 
 LAUNCH = ROOT / "launch"
 STEPS = 40
 
-# Slurm's commands, for two nodes that are this machine.
+# Slurm's commands, for nodes that are this machine.
 FAKES = {
     "scontrol": """
-        case $1 in
-            show) echo 127.0.0.1; echo 127.0.0.1;;
-            requeue) echo "$2" >> "$FAKES/requeued";;
+        case "$1 $2" in
+            "show hostnames") echo 127.0.0.1;;
+            "show job") echo "JobId=7 PreemptTime=${PREEMPT_TIME:-None} Restarts=0";;
+            requeue*) echo "$2" >> "$FAKES/requeued";;
         esac""",
-    # As on a cluster, all processes of the steps are signaled: torchruns and their workers.
-    "scancel": """
-        for task in $(cat "$FAKES/tasks"); do
-            kill -TERM $task $(ps -o pid= --ppid $task)
-        done""",
+    # As on a cluster, all processes of the steps are signaled.
+    "scancel": 'kill -TERM $(cat "$FAKES/tasks")',
+    # Fails as the task with the highest exit code.
     "srun": """
-        while [[ $1 == --* ]]; do shift; done
-        for ((node = 0; node < SLURM_NNODES; node++)); do
-            SLURM_NODEID=$node "$@" & echo $! >> "$FAKES/tasks"
+        while [[ $1 == --* ]]; do
+            [[ $1 == --ntasks=* ]] && export SLURM_NTASKS=${1#*=}
+            shift
+        done
+        for ((task = 0; task < SLURM_NTASKS; task++)); do
+            SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & echo $! >> "$FAKES/tasks"
         done
         code=0
-        for task in $(cat "$FAKES/tasks"); do wait $task || code=$?; done
+        for task in $(cat "$FAKES/tasks"); do
+            wait $task
+            ended=$?
+            [ $ended -gt $code ] && code=$ended
+        done
         exit $code""",
 }
+
+
+@pytest.fixture
+def slurm_job(tmp_path: Path) -> dict[str, str]:
+    """Make Slurm's commands, and return the environment of a job on one node."""
+    fakes = tmp_path / "fakes"
+    fakes.mkdir()
+    for name, script in FAKES.items():
+        write_script(fakes / name, script)
+    return {
+        # The job's number also chooses its port.
+        "SLURM_JOB_ID": str(free_port() % 12_000),
+        "SLURM_JOB_NODELIST": "node",
+        "SLURM_NNODES": "1",
+        "SLURM_CPUS_PER_TASK": "2",
+        "FAKES": str(fakes),
+        "PATH": f"{fakes}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+
+def write_script(path: Path, script: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(0o755)
 
 
 KUBERNETES = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
@@ -62,8 +92,7 @@ class Command:
 
     def launch(self, stop_at: int = 0, signal_number: int = 0) -> int:
         """Return the exit code; a signal is sent after the step `stop_at`, if it is not 0."""
-        fakes = self.environment.get("FAKES", "")
-        path = f"{fakes}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **self.environment}
         process = subprocess.Popen(
             self.arguments,
@@ -90,7 +119,7 @@ class Command:
 
 @pytest.mark.slow
 def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
-    tmp_path: Path, synthetic_shards: Path
+    tmp_path: Path, synthetic_shards: Path, slurm_job: dict[str, str]
 ) -> None:
     run = tmp_path / "run"
     settings = [
@@ -101,28 +130,17 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
         "checkpoint_every=1000",
     ]
 
-    fakes = tmp_path / "fakes"
-    fakes.mkdir()
-    for name, script in FAKES.items():
-        (fakes / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
-        (fakes / name).chmod(0o755)
-    port = str(free_port() % 20_000)
-    job = {
-        "SLURM_JOB_ID": port,
-        "SLURM_JOB_NODELIST": "two nodes",
-        "SLURM_NNODES": "1",
-        "SLURM_CPUS_PER_TASK": "2",
-        "FAKES": str(fakes),
-    }
     arguments = ["bash", str(LAUNCH / "slurm.sbatch"), *settings, "batch_size=4"]
-    slurm = Command(arguments, job, run, tmp_path / "slurm.log")
-    assert slurm.launch(2, signal.SIGUSR1) != 0
-    assert (fakes / "requeued").read_text().split() == [port]
+    slurm = Command(arguments, slurm_job, run, tmp_path / "slurm.log")
+    assert slurm.launch(2, signal.SIGUSR1) == STOPPED, slurm.log.read_text()
+    requeued = Path(slurm_job["FAKES"]) / "requeued"
+    assert requeued.read_text().split() == [slurm_job["SLURM_JOB_ID"]]
     by_slurm = saved_steps(run)[-1]
     assert 2 <= by_slurm < STEPS, slurm.log.read_text()
 
     alone = {"NODES": "1", "PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "NODE_RANK": "0"}
-    arguments = [part.replace("29500", str(free_port())) for part in POD["command"]]
+    first_key = POD["args"].index("--config")
+    arguments = [part.replace("29500", str(free_port())) for part in POD["args"][:first_key]]
     arguments += [*settings, "batch_size=4"]
     kubernetes = Command(arguments, {**POD_VARIABLES, **alone}, run, tmp_path / "kubernetes.log")
     assert kubernetes.launch(by_slurm + 2, signal.SIGTERM) != 0
@@ -147,6 +165,49 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     assert sky.launch() == 0, sky.log.read_text()
     assert saved_steps(run)[-1] == STEPS
     assert [row["step"] for row in read_rows(run)] == list(range(1, STEPS + 1))
+
+
+# Stands for training: it exits with CODE when it is signaled, or at once.
+TRAINING = """
+    [ -n "$AT_ONCE" ] && exit $CODE
+    trap 'exit $CODE' TERM
+    touch "$FAKES/trains"
+    for ((n = 0; n < 600; n++)); do sleep 0.1; done"""
+
+
+@pytest.mark.parametrize(
+    ("signaled", "preempted", "code", "is_requeued"),
+    [
+        # The time limit, after a checkpoint and before the first one.
+        ("script", "None", STOPPED, True),
+        ("script", "None", INTERRUPTED, False),
+        # A preemption with a grace time, within which the job ends.
+        ("steps", "2026-11-28T10:00:00", STOPPED, True),
+        # scancel --signal=TERM.
+        ("steps", "None", STOPPED, False),
+        # A mistake, also in a job that would be preempted.
+        ("", "2026-11-28T10:00:00", BAD_INPUT, False),
+    ],
+)
+def test_a_slurm_job_requeues_itself_if_it_was_stopped_and_has_saved(
+    slurm_job: dict[str, str], signaled: str, preempted: str, code: int, is_requeued: bool
+) -> None:
+    fakes = Path(slurm_job["FAKES"])
+    write_script(fakes / "python", TRAINING)
+    environment = {**os.environ, **slurm_job, "PREEMPT_TIME": preempted, "CODE": str(code)}
+    environment["AT_ONCE"] = "" if signaled else "yes"
+    command = ["bash", str(LAUNCH / "slurm.sbatch")]
+    script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if signaled:
+        assert wait_for((fakes / "trains").exists, 60)
+    if signaled == "script":
+        script.send_signal(signal.SIGUSR1)
+    elif signaled == "steps":
+        subprocess.run([fakes / "scancel"], env=environment, check=True)
+    _, message = script.communicate(timeout=60)
+    assert script.returncode == code
+    assert (fakes / "requeued").exists() == is_requeued
+    assert ("raise --time" in message) == (signaled == "script" and not is_requeued)
 
 
 def test_slurm_warns_the_script_and_may_requeue_it() -> None:
@@ -178,7 +239,7 @@ def test_kubernetes_knows_all_fields_of_the_jobs() -> None:
 
 
 def test_the_configurations_named_exist() -> None:
-    option, config, *keys = POD["args"]
+    option, config, *keys = POD["args"][POD["args"].index("--config") :]
     assert parse([option, str(ROOT / config), *keys])
     assert parse(["--config", str(ROOT / SKYPILOT["envs"]["CONFIG"]), "data.shards=somewhere"])
 

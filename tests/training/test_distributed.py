@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from adamae.common.errors import PeerLostError
+from adamae.common.errors import InputError, PeerLostError
 from adamae.training import distributed
 from adamae.training.distributed import Distributed
 
@@ -30,6 +30,18 @@ def test_behind_a_cut_network_nothing_is_waited_for_without_an_end(
     rank._host_group = dist.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(PeerLostError, match="the network between"):
         rank.__exit__(RuntimeError, RuntimeError("[gloo] Connection closed by peer"), None)
+
+
+def test_processes_of_srun_that_do_not_know_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InputError, match="srun has started 4 processes"):
+        Distributed("cpu")
+    # As launch/slurm.sbatch starts them.
+    monkeypatch.setenv("RANK", "3")
+    assert Distributed("cpu").rank == 3
 
 
 def test_a_single_rank_answers_when_it_is_asked() -> None:

@@ -15,7 +15,7 @@ from made_videos import broken_copy, encode, write_shards
 from processes import wait_for
 from runs import is_same, load_weights, read_rows, saved_steps
 
-from adamae.common.errors import InputError
+from adamae.common.errors import STOPPED, InputError
 from adamae.model.weights import pretrained
 from adamae.model.weights.read_config import run_config
 from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
@@ -103,7 +103,7 @@ def test_checkpoints_plots_and_report_come_by_time(
     assert 'alt="Training curves"' in report
 
 
-def test_sigterm_saves_and_stops_with_exit_code_130(
+def test_sigterm_saves_and_stops_with_its_exit_code(
     tiny_run: Path, arguments: list[str], tmp_path: Path
 ) -> None:
     process = start([*arguments, "steps=1000"], tmp_path)
@@ -111,7 +111,7 @@ def test_sigterm_saves_and_stops_with_exit_code_130(
     process.terminate()
     code = forked.wait(process, 60)
     log = (tmp_path / "err").read_text()
-    assert code == 130, log
+    assert code == STOPPED, log
     assert log.splitlines()[-1] == "Stopped; checkpoint saved. Re-run the same command to resume."
     assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run"))
 
