@@ -6,6 +6,7 @@ A job that crashes or hangs costs itself and no other one.
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -25,6 +26,8 @@ from adamae.common.processes import end_with_parent
 START_METHOD = "spawn"
 # The kernel may have killed a worker for another process's memory: each job gets a second chance.
 MAX_ATTEMPTS = 2
+# A cluster's head answers within milliseconds, also from another continent.
+PROBE_TIMEOUT_S = 5.0
 
 RunJobs = Callable[..., Iterator[tuple[Any, Any]]]
 
@@ -82,7 +85,9 @@ def defer_interrupts() -> Iterator[None]:
 class Processes:
     """Worker processes on this machine."""
 
+    # Errors of jobs over which a worker died, and of jobs that were lost with their whole machine.
     crashes: Any = (ProcessExpired, BrokenProcessPool)
+    losses: Any = ()
 
     def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
         self.capacity = num_workers
@@ -128,6 +133,8 @@ class RayCluster:
             # "local" starts a private cluster. Ray's default would join one that happens to run
             # here, and that ends when its owner says so.
             options = {"num_cpus": num_workers, "include_dashboard": False}
+        else:
+            _require_listener(address)
         try:
             ray.init(address or "local", log_to_driver=False, **options)
         except (ConnectionError, ValueError) as error:
@@ -140,13 +147,32 @@ class RayCluster:
 
         # Ray takes functions, but no functools.partial. run_jobs repeats jobs itself.
         self._task: Any = ray.remote(max_retries=0)(run_job)
-        self.crashes = ray.exceptions.WorkerCrashedError
+        self.crashes = (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)
+        self.losses = (ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError)
         self.stop = ray.shutdown
-        self.capacity = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._cluster_resources = ray.cluster_resources
+
+    @property
+    def capacity(self) -> int:
+        """How many jobs run at once now: nodes may have died or joined."""
+        return max(1, int(self._cluster_resources().get("CPU", 1)))
 
     def submit(self, job: Any) -> Future[Any]:
         future: Future[Any] = self._task.remote(job).future()
         return future
+
+
+def _require_listener(address: str) -> None:
+    """Raise InputError if nobody listens at host:port: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    # Others, such as "auto", are names that Ray looks up.
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"no Ray cluster answers at RAY_ADDRESS={address} ({reason})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +214,10 @@ def run_jobs(
                 error = future.exception()
                 if error is None:
                     yield task.job, future.result()
+                    continue
+                if isinstance(error, engine.losses):
+                    # A machine died, which is no fault of the job's.
+                    repeated.append(task)
                     continue
                 if not isinstance(error, engine.crashes):
                     raise error

@@ -6,12 +6,13 @@ A run that is killed is resumed exactly.
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,50 @@ def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="pip install ray"):
         next(run_jobs(RayCluster, len, [], 1, 60))
+
+
+def test_a_ray_address_where_nobody_listens_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as unused:
+        # Bound and not listened on: nobody else gets the port.
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(InputError, match=f"no Ray cluster answers at RAY_ADDRESS={address}"):
+            next(run_jobs(RayCluster, len, [], 1, 60))
+
+
+class LosingEngine:
+    """A cluster whose nodes die over the first `num_losses` jobs."""
+
+    crashes = ChildProcessError
+    losses = ConnectionError
+    capacity = 1
+
+    def __init__(self, num_losses: int) -> None:
+        self.num_losses = num_losses
+
+    def submit(self, job: str) -> Future[str]:
+        future: Future[str] = Future()
+        if self.num_losses:
+            self.num_losses -= 1
+            future.set_exception(ConnectionError())
+        else:
+            future.set_result(job.upper())
+        return future
+
+    def stop(self) -> None:
+        pass
+
+
+def test_jobs_of_machines_that_die_are_run_until_they_end() -> None:
+    """A worker may die over a job once; a machine that dies says nothing about the job."""
+
+    def make_engine(function: object, num_workers: int) -> Any:
+        return LosingEngine(num_losses=3)
+
+    assert dict(run_jobs(make_engine, str.upper, ["a", "b"], 1, 60)) == {"a": "A", "b": "B"}
 
 
 # 30 s: two clusters start.
