@@ -19,14 +19,19 @@ RUN --mount=type=secret,id=pip_settings --mount=type=secret,id=certificates \
  && if [ -s /run/secrets/certificates ]; then export PIP_CERT=/run/secrets/certificates; fi \
  && python3 -m venv /opt/venv \
  && python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *sum(map(p["optional-dependencies"].get, ("cuda13", "s3", "gcs", "wandb")), []), sep="\n")' \
-  | /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement /dev/stdin
+  | /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt --requirement /dev/stdin \
+# Half a gigabyte that nobody uses here: Triton's profiler and its bitcode for AMD, cuSOLVER on several GPUs.
+ && cd /opt/venv/lib/python3*/site-packages \
+ && rm -rf triton/backends/nvidia/lib/cupti* triton/backends/amd/lib nvidia/cu*/lib/libcusolverMg.so.*
 
 COPY . /adamae/
 
 # The package is imported by its link: its folder on PYTHONPATH would hide packages of other names (adamae/__init__.py).
+# Compiled here, since the image's user may not write there, and each rank would compile it for itself.
 RUN ln -s /adamae/adamae "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/adamae" \
  && printf '#!/opt/venv/bin/python\nfrom adamae.__main__ import main\nmain()\n' > /opt/venv/bin/adamae \
- && chmod 755 /opt/venv/bin/adamae
+ && chmod 755 /opt/venv/bin/adamae \
+ && /opt/venv/bin/python -m compileall -q /adamae
 
 # video: NVDEC, without which DALI cannot decode on the GPU.
 # USER is for users without a name (getpass); the entry point gives every user a HOME in /adamae/cache.
