@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from adamae.common.atomic_io import write_text
 from adamae.common.devices import choose_precision, get_device_name
@@ -29,7 +28,6 @@ from adamae.common.errors import InputError, name_disk_errors
 from adamae.common.jsonl import read_jsonl
 from adamae.common.logging import escape
 from adamae.common.progress import progress_bar
-from adamae.figures.sheet import save_image
 from adamae.pipeline.loader import ClipLoader
 from adamae.training.config import TrainConfig, to_yaml
 from adamae.training.distributed import Distributed
@@ -44,8 +42,10 @@ SKIPPED = "skipped_updates"
 MAX_IDLE_STEPS = 10
 # In the first steps, ranks load, compile and fill caches, and wait for data for that reason.
 FIRST_STEPS = 10
-# A rank is slow if it waits for data longer than the median rank, by this fraction of the time.
+# A rank is slow if it waits for data longer than the median rank, by this fraction of the time, in
+# so many rows one after the other: on a shared machine, each rank is in turn.
 SLOW = 0.05
+SLOW_ROWS = 3
 
 
 class Logger:
@@ -79,8 +79,11 @@ class Logger:
         self._idle_steps = 0
         # The loader's counter of seconds spent waiting, when the last row was written.
         self._wait_seconds = 0.0
+        # The rank that is slowest now, and in how many rows one after the other it was.
+        self._slow_rank = -1
+        self._slow_rows = 0
         # Ranks that a note has named.
-        self._slow_ranks: set[int] = set()
+        self._named_ranks: set[int] = set()
 
     def __enter__(self) -> "Logger":
         with ExitStack() as stack:
@@ -110,6 +113,9 @@ class Logger:
         A killed run has logged steps after its last checkpoint. They will be taken, and logged,
         again, so their rows are removed.
         """
+        # In rank 0 alone: it imports boto3 and a stand-in for TensorFlow.
+        from torch.utils.tensorboard import SummaryWriter
+
         rows = [row for row in read_rows(self.run.metrics) if row["step"] <= self.start_step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         write_text(self.run.metrics, text)
@@ -178,13 +184,17 @@ class Logger:
             )
 
     def _name_slow_rank(self, wait_fractions: Sequence[float], hosts: Sequence[str]) -> None:
-        """Note, once for each rank, that the others wait for the data of a rank."""
+        """Note, once for each rank, that the others have waited for its data for some rows."""
         longest = max(wait_fractions)
         # The low median: of two ranks, it is the better one.
         median = median_low(wait_fractions)
         rank = wait_fractions.index(longest)
-        if longest - median > SLOW and rank not in self._slow_ranks:
-            self._slow_ranks.add(rank)
+        if longest - median <= SLOW:
+            rank = -1
+        self._slow_rows = self._slow_rows + 1 if rank == self._slow_rank else 1
+        self._slow_rank = rank
+        if rank >= 0 and self._slow_rows >= SLOW_ROWS and rank not in self._named_ranks:
+            self._named_ranks.add(rank)
             self._print(
                 f"note: rank {rank} on {hosts[rank]} slows down the others: it waits"
                 f" {longest:.0%} of the time for data, the median rank {median:.0%}: are its disk,"
@@ -212,6 +222,9 @@ class Logger:
 
         TensorBoard keeps those of all steps; figures/ of the run has the newest of each name.
         """
+        # Matplotlib, for its font: in rank 0 alone.
+        from adamae.figures.sheet import save_image
+
         figures = self.run.path / "figures"
         with name_disk_errors(self.run.path):
             figures.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """Wrap a model for training: torch.compile, DistributedDataParallel and copies in bf16."""
 
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from adamae.pipeline.loader import Batch
 from adamae.training.config import Compile, TrainConfig
 from adamae.training.distributed import Distributed, count_ranks
 from adamae.training.tasks.task import Task
+
+# DDP's option for broadcasting buffers at every step. Torch 2.15 warns of its old name, in every
+# rank.
+SYNC_BUFFERS = "broadcast_buffers"
+if "forward_sync_buffers" in signature(DistributedDataParallel).parameters:
+    SYNC_BUFFERS = "forward_sync_buffers"
 
 
 def parallelize(
@@ -42,9 +49,8 @@ def parallelize(
         return task.model
     # Buffers are not broadcast at every step: they are position tables, 7 MB that never change, and
     # statistics of a probe, over which its task averages.
-    model = DistributedDataParallel(
-        task.model, gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    sync_buffers: dict[str, Any] = {SYNC_BUFFERS: False}
+    model = DistributedDataParallel(task.model, gradient_as_bucket_view=True, **sync_buffers)
     # PyTorch's own hook divides each bucket by the number of ranks; without it, DDP divides every
     # gradient by a launch of its own.
     model._register_builtin_comm_hook(dist_c10d.BuiltinCommHookType.ALLREDUCE)

@@ -72,11 +72,25 @@ def test_of_several_ranks_the_one_whose_data_is_late_is_named_once(
         monkeypatch.setattr(logger.dist, "gather", lambda own: ranks)
         for step in range(1, 17):
             logger.step(step, scalars(1.0))
-            # Not in the first ten steps, in which ranks load and compile.
+            # Not in the first ten steps, in which ranks load and compile; then in the third row.
             is_named = "slows down" in capsys.readouterr().err
-            assert is_named == (step == 12)
+            assert is_named == (step == 16)
     # The mean over ranks.
     assert {row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")} == {4.0}
+
+
+def test_ranks_that_are_late_in_turn_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make_logger(tmp_path) as logger:
+        late, early = ({"loss": 3.0, SKIPPED: 0.0}, 0.3), ({"loss": 3.0, SKIPPED: 0.0}, 0.01)
+        for step in range(1, 31):
+            # Two rows each, then the other one.
+            order = [late, early] if step % 8 < 4 else [early, late]
+            ranks = [(*values, "host") for values in order]
+            monkeypatch.setattr(logger.dist, "gather", lambda own, ranks=ranks: ranks)
+            logger.step(step, scalars(1.0))
+    assert "slows down" not in capsys.readouterr().err
 
 
 def test_steps_that_change_nothing_for_long_end_the_run(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Pre-training: reconstruct masked clips, and learn which tokens to mask (arXiv 2211.09120 §3)."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from adamae.common.logging import log as log_line
-from adamae.figures.clips import Clip, read_clips
-from adamae.figures.reconstruction import make_rows, render_figure
 from adamae.model.adamae import AdaMAE, Output
 from adamae.model.maps import reconstruct
 from adamae.model.targets import make_target
@@ -24,6 +22,9 @@ from adamae.training.logger import Logger
 from adamae.training.optimizer import parameter_groups
 from adamae.training.remote_run import local_run
 from adamae.training.tasks.task import Task
+
+if TYPE_CHECKING:
+    from adamae.figures.clips import Clip
 
 # Clips of which every checkpoint logs a figure.
 NUM_PLOTTED = 2
@@ -81,6 +82,10 @@ class Pretraining(Task):
             log.write_evaluation(step, self.held_out.evaluate(self.model, self.dist))
 
     def plot(self, step: int, log: Logger) -> None:
+        # Matplotlib and the readers of users' videos: in rank 0 alone.
+        from adamae.figures.clips import read_clips
+        from adamae.figures.reconstruction import make_rows, render_figure
+
         if self.plotted is None:
             data = self.config.data
             model = self.config.model
