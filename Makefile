@@ -3,7 +3,7 @@ PYTHON ?= python3
 VIDEOS ?=
 BIN := .venv/bin
 
-.PHONY: demo test test-all fuzz lint clean image image-base image-buildah bench-gpu pins
+.PHONY: demo test test-all test-systems fuzz lint clean image image-base image-buildah bench-gpu pins
 
 # Videos -> shards -> pre-training -> figures -> report, on synthetic videos, or on yours: make demo VIDEOS=folder.
 # OPTIONS are those of `adamae shards`, such as OPTIONS="--group-by folder:2".
@@ -20,6 +20,10 @@ test: .venv/installed-dev
 
 test-all: .venv/installed-dev
 	$(PYTEST)
+
+# Scenarios on real systems (Slurm, Ray); installs nothing, and says what is missing.
+test-systems: .venv/installed-dev
+	$(BIN)/python -m pytest -rs tests/systems
 
 # Random cases for MINUTES, another seed every time.
 MINUTES ?= 60

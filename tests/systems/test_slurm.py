@@ -1,0 +1,100 @@
+"""launch/slurm.sbatch on a real Slurm: a run that is stopped or preempted ends as others do."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import wait_for
+from runs import is_same, load_weights, read_rows
+from slurm import Slurm, missing_programs, start_slurm
+from tiny import TINY
+
+ROOT = Path(__file__).parents[2]
+STEPS = 150
+# Steps after which something happens.
+HALFWAY = 40
+# As long may a job take on two busy cores.
+ENDS_WITHIN_S = 400.0
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(missing_programs() != "", reason=missing_programs()),
+]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with start_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
+def submit(slurm: Slurm, run: Path, shards: Path, *options: str) -> str:
+    """Submit a run of two ranks on each of two nodes, and return the job's number."""
+    keys = [*TINY, f"data.shards={shards}", f"run={run}", f"steps={STEPS}", "timeout_s=60"]
+    keys += ["checkpoint_every=1000", "batch_size=2", "global_batch=8", "data.prefetch=1"]
+    resources = ["--nodes=2", "--gpus-per-node=0", "--cpus-per-task=2", "--mem=0", "--time=10"]
+    return slurm.call(
+        "sbatch",
+        "--parsable",
+        f"--chdir={ROOT}",
+        f"--output={run}-%j.log",
+        *resources,
+        *options,
+        str(ROOT / "launch/slurm.sbatch"),
+        *keys,
+        RANKS_PER_NODE="2",
+        PATH=f"{Path(sys.executable).parent}:{slurm.environment['PATH']}",
+    )
+
+
+def reach(run: Path, step: int) -> None:
+    assert wait_for(lambda: len(read_rows(run)) >= step, ENDS_WITHIN_S)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm: Slurm, synthetic_shards: Path) -> Path:
+    run = slurm.folder / "undisturbed"
+    job = slurm.wait(submit(slurm, run, synthetic_shards), ENDS_WITHIN_S)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    return run
+
+
+def assert_same(run: Path, reference: Path) -> None:
+    assert [row["loss"] for row in read_rows(run)] == [row["loss"] for row in read_rows(reference)]
+    assert is_same(load_weights(run, STEPS), load_weights(reference, STEPS))
+
+
+def test_a_preemption_with_a_grace_time_requeues(
+    slurm: Slurm, synthetic_shards: Path, undisturbed: Path
+) -> None:
+    run = slurm.folder / "preempted"
+    job = submit(slurm, run, synthetic_shards)
+    reach(run, HALFWAY)
+    urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--time=2", "--output=/dev/null"]
+    slurm.call("sbatch", *urgent, "--wrap=sleep 5")
+    ended = slurm.wait(job, ENDS_WITHIN_S)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    assert_same(run, undisturbed)
+
+
+def test_what_was_stopped_by_hand_is_resumed_by_hand(
+    slurm: Slurm, synthetic_shards: Path, undisturbed: Path
+) -> None:
+    run = slurm.folder / "stopped"
+    job = submit(slurm, run, synthetic_shards)
+    reach(run, HALFWAY)
+    slurm.call("scancel", "--signal=TERM", job)
+    ended = slurm.wait(job, ENDS_WITHIN_S)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "75:0", "0")
+    assert slurm.wait(submit(slurm, run, synthetic_shards), ENDS_WITHIN_S)["ExitCode"] == "0:0"
+    assert_same(run, undisturbed)
+
+
+def test_a_time_limit_before_the_first_step_is_said(slurm: Slurm, synthetic_shards: Path) -> None:
+    run = slurm.folder / "short"
+    # The warning comes when the job has begun.
+    job = submit(slurm, run, synthetic_shards, "--time=2", "--signal=B:USR1@119")
+    ended = slurm.wait(job, ENDS_WITHIN_S)
+    assert (ended["JobState"], ended["Restarts"]) == ("FAILED", "0")
+    assert "raise --time" in Path(f"{run}-{job}.log").read_text(errors="replace")
