@@ -22,7 +22,7 @@ GROUPS = {name: group for group, names in SUBSETS.items() for name in names.spli
 # Names that say what files are or where they come from, not what they show.
 FILES = (
     "videos? clips? data raw full media files? frames? images? mp4 downloads? parts?"
-    " rgb colou?r depth ir infrared thermal flow masks?"
+    " rgb colou?r depth ir infrared thermal flow masks? blobs snapshots"
 )
 CAMERAS = "cam|camera|view|gopro|kinect|webcam"
 PERSONS = "actor|person|subject|participant|patient|signer|speaker"
@@ -61,9 +61,8 @@ class Level(NamedTuple):
         ]
         if len(self.num_videos) > NUM_NAMED:
             names.append("…")
-        doubt = f" ({self.doubt})" if self.doubt else ""
-        classes = "class" if len(self.num_videos) == 1 else "classes"
-        return f"{len(self.num_videos)} {classes}{doubt}, with their videos: {', '.join(names)}"
+        doubt = f" [{self.doubt}]" if self.doubt else ""
+        return f"{len(self.num_videos)} classes with their videos: {', '.join(names)}{doubt}"
 
 
 def label_folders(
@@ -128,16 +127,16 @@ def _find_doubt(num_videos: Counter[str]) -> str:
     """Return why the names of folders are hardly those of classes; "" if nothing says so."""
     names = set(num_videos)
     if len(names) == 1:
-        return "no other beside it"
+        return "a single class"
     if any(map(NO_CLASS.fullmatch, names)):
-        return "as recordings, subsets or kinds of files are called"
+        return "named like recordings, subsets or kinds of files"
     # Class ids that count from 0 are no doubt; from 1, persons may be counted.
     stems = Counter(re.sub(r"\d+", "0", name) for name in names)
     if max(stems.values()) > 1 and names != {str(number) for number in range(len(names))}:
-        return "which differ in numbers alone"
+        return "names differ in numbers only"
     if set(num_videos.values()) == {1}:
         # Recordings often have a folder each.
-        return "each with a single video"
+        return "a single video in each"
     return ""
 
 

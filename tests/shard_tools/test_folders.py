@@ -126,6 +126,8 @@ ASKED = [
     ("2024-01-31 office", [NONE, "1"]),
     ("full parts", [NONE, "1"]),
     ("rgb depth", [NONE, "1"]),
+    # The cache of Hugging Face.
+    ("blobs snapshots", [NONE, "1"]),
     ("train other", [NONE, "1"]),
     ("run", [NONE, "1"]),
     # UCF11: a folder a recording in each class.
@@ -154,7 +156,7 @@ def test_a_question_shows_what_each_answer_gives_and_writes_nothing(tmp_path: Pa
     with pytest.raises(QuestionError) as asked:
         make(tmp_path / "in", tmp_path / "out")
     text = "\n".join(asked.value.details)
-    assert "2 classes (which differ in numbers alone), with their videos: m1 (1), m2 (2)" in text
+    assert "2 classes with their videos: m1 (1), m2 (2) [names differ in numbers only]" in text
     assert "no labels" in text
     assert not (tmp_path / "out").exists()
 
@@ -164,7 +166,7 @@ def test_each_folder_with_one_video_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(QuestionError) as asked:
         read_inputs(str(tmp_path))
     assert "no labels" in asked.value.details[0]
-    assert "each with a single video" in asked.value.details[2]
+    assert "[a single video in each]" in asked.value.details[2]
 
 
 def test_folders_of_the_system_are_named_and_no_classes(tmp_path: Path) -> None:
