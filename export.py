@@ -64,7 +64,12 @@ from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from adamae.model.config import ModelConfig
 from adamae.model.state_dict import ENCODER_PARTS, StateDict, select
 from adamae.model.tokenizer import position_table
-from adamae.model.weights.external_layouts import is_pretraining, to_external, to_timm
+from adamae.model.weights.external_layouts import (
+    is_pretraining,
+    list_own_features,
+    to_external,
+    to_timm,
+)
 from adamae.model.weights.hub import TIMM_FILE, push_folder
 from adamae.model.weights.pretrained import Weights, load, make_metadata, save
 from adamae.model.weights.read_config import HUGGINGFACE_KEYS, trained_rate
@@ -133,22 +138,11 @@ def drop_unusual_decoder(weights: Weights) -> Weights:
     return weights._replace(state=state, config=config)
 
 
-def list_own_features(weights: Weights) -> list[str]:
-    """Return what these weights have and no other project's models do."""
-    config = weights.config
-    features = []
-    if "norm.running_mean" in weights.state:
-        features.append("a probe")
-    if config.differences:
-        features.append("differences of frames (model.differences)")
-    if config.positions != "flat-1d":
-        features.append(f"{config.positions} positions")
-    return features
-
-
 def convert(weights: Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
     """Return the weights in another layout; raise InputError if it has no place for some."""
-    features = list_own_features(weights)
+    features = list_own_features(weights.config)
+    if "norm.running_mean" in weights.state:
+        features.append("a probe")
     if features:
         raise InputError(
             f"no other project has {' and '.join(features)}: use export … --to encoder"

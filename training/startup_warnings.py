@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from adamae.model.weights.external_layouts import list_own_features
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.plan import frame_step, largest_stride
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -29,6 +30,7 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
     if config.data.subset:
         num_videos = min(config.data.subset, num_videos)
     warnings = warn_of_scale(config, num_videos, device)
+    warnings += note_own_features(config)
     warnings += warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
@@ -83,6 +85,19 @@ def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) ->
             f" about {min_videos:,}: {advice} (docs/training.md, How many videos you have)"
         )
     return warnings
+
+
+def note_own_features(config: TrainConfig) -> list[str]:
+    """Return a sentence where the model cannot be exported to other projects' layouts."""
+    features = list_own_features(config.model)
+    # A probe is exported nowhere, and says so.
+    if not features or config.task in ("linear_probe", "attentive_probe"):
+        return []
+    names = " and ".join(features)
+    return [
+        f"no other project, such as transformers, has {names}: this model can be exported with"
+        " --to encoder only"
+    ]
 
 
 def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:

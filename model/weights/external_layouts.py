@@ -26,6 +26,7 @@ from torch import Tensor
 
 from adamae.common.errors import InputError
 from adamae.common.logging import log_note
+from adamae.model.config import ModelConfig
 from adamae.model.state_dict import ENCODER_PARTS, LEARNED_POSITIONS, TOKENIZER, StateDict, select
 from adamae.model.tokenizer import position_table
 
@@ -244,6 +245,16 @@ def _find_prefix(name: str) -> str | None:
         if prefix != name and (not prefix or prefix.endswith(".")):
             return prefix
     return None
+
+
+def list_own_features(config: ModelConfig) -> list[str]:
+    """Return what a model has and no other project's layout has a place for."""
+    features = []
+    if config.differences:
+        features.append("differences of frames (model.differences)")
+    if config.positions != "flat-1d":
+        features.append(f"{config.positions} positions")
+    return features
 
 
 def to_external(

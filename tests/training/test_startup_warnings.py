@@ -6,6 +6,9 @@ import pytest
 import torch
 from made_videos import encode, write_shards
 
+from adamae.common.errors import InputError
+from adamae.export import convert
+from adamae.model.weights.pretrained import Weights
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import parse
 from adamae.training.startup_warnings import startup_warnings, warn_of_scale
@@ -13,6 +16,8 @@ from adamae.training.startup_warnings import startup_warnings, warn_of_scale
 CPU = torch.device("cpu")
 LONG = ("model.num_frames=8", "data.frame_stride=2")
 SHORT = ("model.num_frames=2", "data.frame_stride=1")
+
+RECIPES = sorted(Path("configs").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -36,6 +41,25 @@ def test_videos_shorter_than_a_clip_are_counted(shards: Path) -> None:
     (warning,) = warn(shards, *LONG, "data.sampling=segments")
     assert "of 8 frames): frames are repeated" in warning
     assert warn(shards, *LONG, "model.num_frames=2") == []
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_what_cannot_be_exported_is_said_in_the_recipe_and_before_the_run(
+    recipe: Path, shards: Path
+) -> None:
+    config = parse(["--config", str(recipe), f"data.shards={shards}"])
+    weights = Weights({}, config.model, classes=[])
+    try:
+        convert(weights, "huggingface")
+    except InputError:
+        can_be_exported = False
+    else:
+        can_be_exported = True
+    warnings = startup_warnings(config, ShardDataset.open(shards), CPU)
+    assert any("exported with --to encoder only" in line for line in warnings) != can_be_exported
+    assert ("# export    --to encoder only" in recipe.read_text()) != can_be_exported
 
 
 @pytest.mark.parametrize(
