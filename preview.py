@@ -3,8 +3,9 @@
     python preview.py SHARDS [--config FILE] [section.key=value ...]
 
 Writes FOLDER/preview.png, for every clip a row of source frames with the crop drawn on them and a
-row of clip frames, and FOLDER/preview.gif, the same as a video. The clips come from the loader that
-training uses; --config may be the config.yaml of a run.
+row of what the model sees: frames, or with model.differences their differences. FOLDER/preview.gif
+is the same as a video. The clips come from the loader that training uses; --config may be the
+config.yaml of a run.
 """
 
 import argparse
@@ -54,8 +55,9 @@ from adamae.figures.sheet import (
     save_animation,
     save_image,
 )
+from adamae.model.channels import Clip, check_channels, prepare_clip
 from adamae.pipeline.decoding.sources import decode_frames
-from adamae.pipeline.loader import Batch, ClipLoader
+from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.crops import Crop
 from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
 from adamae.pipeline.shards.arrays import to_rgb
@@ -84,7 +86,9 @@ def main(options: argparse.Namespace) -> None:
         log(warning, sys.stderr)
     with ClipLoader(dataset, plan, torch.device("cpu"), config, quarantine=None) as loader:
         batch = next(loader.batches(options.first))
-    rows = make_rows(dataset, plan.batch(options.first), batch)
+    check_channels(batch.clip.shape[-1], options.config.model.in_channels)
+    clips = prepare_clip(batch.clip, options.config.model)
+    rows = make_rows(dataset, plan.batch(options.first), clips)
 
     options.output.mkdir(parents=True, exist_ok=True)
     num_columns = min(MAX_COLUMNS, num_frames)
@@ -97,13 +101,13 @@ def main(options: argparse.Namespace) -> None:
     log(f"wrote {options.output}/preview.png and preview.gif: {content}")
 
 
-def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], batch: Batch) -> list[Row]:
-    """Return two rows per clip: source frames with the crop drawn on them, and the clip.
+def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], clips: Clip) -> list[Row]:
+    """Return two rows per clip: source frames with the crop drawn on them, and what the model sees.
 
     Raise InputError if a video cannot be decoded.
     """
     rows = []
-    for row, clip in zip(plan_rows, batch.clip, strict=True):
+    for row, clip in zip(plan_rows, clips, strict=True):
         sample = dataset.samples[row.sample]
         try:
             content = dataset.read_video(row.sample)

@@ -23,6 +23,7 @@ from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.arrays import FPS, is_array, map_frames
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import DATASET_FILE, Sample
+from adamae.pipeline.shards.read_format import find_splits
 from adamae.pipeline.video_error import VideoError
 from adamae.pipeline.videos.segment import Segment
 from adamae.pipeline.videos.source_video import SourceVideo
@@ -155,13 +156,18 @@ def _list_sources(location: Path | str | ShardDataset, data: DataConfig) -> Iter
     """Yield the videos of a location; raise InputError if there is none."""
     if isinstance(location, ShardDataset):
         yield from _list_samples(location, data)
-    elif is_remote(str(location)) or (Path(location) / DATASET_FILE).is_file():
+    elif is_remote(str(location)) or _is_of_shards(Path(location)):
         yield from _list_samples(ShardDataset.open(location), data)
     else:
         # Figures need no labels, so no question about them or about subsets is worth an error.
         options = ListOptions(subset="all", unlabeled=True, asks=False)
         for item in read_inputs(str(location), options):
             yield _make_source(item)
+
+
+def _is_of_shards(folder: Path) -> bool:
+    """Return whether a folder is a dataset, or holds splits: of these, the error names each."""
+    return (folder / DATASET_FILE).is_file() or bool(find_splits(folder))
 
 
 def _list_samples(dataset: ShardDataset, data: DataConfig) -> Iterator[Source]:

@@ -25,10 +25,17 @@ MAX_COLUMNS = 16
 OPACITY = 0.55
 # Its order survives in grayscale and for any color vision, and it stands out on gray frames.
 COLORMAP = "plasma"
+# So many clips tell what is theirs from what is their positions': of four, a clip's own features
+# lose a quarter.
+MIN_CLIPS = 4
 
 
-def make_rows(maps: Maps, title: str = "") -> dict[str, Row]:
+def make_rows(
+    maps: Maps, title: str = "", position_means: Float[Tensor, "t h w D"] | None = None
+) -> dict[str, Row]:
     """Return the rows of the first clip, by kind; `title` says which clip it is.
+
+    position_means: of `average_positions`; without it, the features are shown with their positions.
 
     `true_stats` is the reconstruction with patch statistics from ground truth, as is standard
     practice: its colors are correct even for an untrained model. It is missing where the model
@@ -59,9 +66,27 @@ def make_rows(maps: Maps, title: str = "") -> dict[str, Row]:
     grays = np.where(is_masked, MASKED, VISIBLE).astype(np.uint8)[..., None]
     label = f"mask (white: visible)\nmask ratio {is_masked.mean():.2f}"
     rows["mask"] = Row(label, _repeat(to_rgb(grays), len(frames)), is_map=True)
-    colors = _repeat(color_features(maps.features[0].float()), len(frames))
-    rows["features"] = Row("features (first three principal components)", colors, is_map=True)
+    features = maps.features[0].float()
+    label = "features\n(first three principal\ncomponents)"
+    if position_means is not None:
+        features = features - position_means
+        label = "features, less the mean\nof each position (first three\nprincipal components)"
+    colors = _repeat(color_features(features), len(frames))
+    rows["features"] = Row(label, colors, is_map=True)
     return rows
+
+
+def average_positions(all_maps: Sequence[Maps]) -> Float[Tensor, "t h w D"] | None:
+    """Average the features of each position over the first clips of several maps.
+
+    What all clips have in common at a position is the position. It is the largest part of what an
+    encoder says of a token: with it, colors form the same wheel in every clip. Return None for
+    fewer than MIN_CLIPS, whose mean is mostly the clips themselves.
+    """
+    if len(all_maps) < MIN_CLIPS:
+        return None
+    features = [maps.features[0].float() for maps in all_maps]
+    return torch.stack(features).mean(dim=0)
 
 
 def comparison_rows(named_maps: Iterable[tuple[str, Maps]], title: str = "") -> list[Row]:

@@ -172,6 +172,34 @@ def test_features_are_colored_by_their_principal_components() -> None:
     assert np.array_equal(reconstruction.color_features(features * 2), colors)
 
 
+def test_features_of_several_videos_are_shown_without_their_positions(clip: torch.Tensor) -> None:
+    maps = reconstruct(AdaMAE(ModelConfig(**CONFIG)).eval(), clip)
+    # The positions are the same in all clips, and a hundred times as strong as what lies there.
+    positions = 100 * torch.randn(maps.features.shape[1:])
+    all_maps = []
+    for row in range(4):
+        content = torch.zeros_like(maps.features)
+        content[:, :, row] = 1
+        all_maps.append(maps._replace(features=positions + content))
+    means = reconstruction.average_positions(all_maps)
+    for row, own in enumerate(all_maps):
+        first_component = reconstruction.make_rows(own, "", means)["features"].cells[0, :, :, 0]
+        assert (first_component[row] != first_component[row - 1]).all()
+        assert len(np.unique(np.delete(first_component, row, axis=0))) == 1
+    # The mean of a few would be mostly the clips themselves.
+    assert reconstruction.average_positions(all_maps[:3]) is None
+
+
+def test_a_folder_of_splits_is_refused_and_each_split_is_named(run: Path, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        (tmp_path / "shards" / name).mkdir(parents=True)
+        (tmp_path / "shards" / name / "dataset.json").write_text("{}")
+        np.save(tmp_path / "shards" / name / "samples-0.npy", np.zeros(8))
+    with pytest.raises(InputError, match=r"shards/train or .*shards/validation"):
+        plot(run, tmp_path / "shards", "--output", tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

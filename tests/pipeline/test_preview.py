@@ -51,6 +51,23 @@ def test_the_sheet_shows_source_and_clip(
         assert (distance < 60).sum() > 4 * 200, "the crop is drawn"
 
 
+def test_a_model_of_differences_is_shown_differences(short_shards: Path, tmp_path: Path) -> None:
+    arguments = [
+        str(short_shards),
+        "--output",
+        str(tmp_path),
+        "--num-clips=1",
+        "--config=configs/few_clips.yaml",
+    ]
+    options = preview.parse_arguments(arguments)
+    preview.main(options)
+    sheet = np.array(Image.open(tmp_path / "preview.png"))
+    # A line of pixels of the source frames, which have colors, and one of the clip.
+    for line, is_gray in ((30, False), (-30, True)):
+        pixels = sheet[line, sheet.shape[1] // 2 :]
+        assert (pixels.max(axis=-1) == pixels.min(axis=-1)).all() == is_gray
+
+
 def test_a_run_says_what_is_shown(tiny_run: Path) -> None:
     arguments = ["shards", "--config", str(tiny_run / "config.yaml"), "data.flip=false"]
     config = preview.parse_arguments(arguments).config
