@@ -138,15 +138,19 @@ def drop_unusual_decoder(weights: Weights) -> Weights:
     return weights._replace(state=state, config=config)
 
 
+def list_own_parts(weights: Weights) -> list[str]:
+    """Return what these weights have and no other project's layout has a place for."""
+    parts = list_own_features(weights.config)
+    if "norm.running_mean" in weights.state:
+        parts.append("a probe")
+    return parts
+
+
 def convert(weights: Weights, layout: Literal["adamae", "videomae", "huggingface"]) -> StateDict:
     """Return the weights in another layout; raise InputError if it has no place for some."""
-    features = list_own_features(weights.config)
-    if "norm.running_mean" in weights.state:
-        features.append("a probe")
-    if features:
-        raise InputError(
-            f"no other project has {' and '.join(features)}: use export … --to encoder"
-        )
+    parts = list_own_parts(weights)
+    if parts:
+        raise InputError(f"no other project has {' and '.join(parts)}: use export … --to encoder")
     config = weights.config
     return to_external(weights.state, layout, config.tubelet_size, config.in_channels)
 
@@ -221,7 +225,7 @@ def push(weights: Weights, source: Path, repo: str, license: str) -> None:
     state, config, classes, multi_label, _ = weights
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / "model.safetensors"
-        if not list_own_features(weights):
+        if not list_own_parts(weights):
             export_huggingface(weights, file.parent)
             state = convert(weights, "huggingface") | select(state, "token_sampler.")
         # There is no config.yaml on the Hub, so the metadata say at which rate frames were sampled.
