@@ -94,7 +94,7 @@ def test_the_query_is_the_mean_of_a_part_or_of_all_of_a_video(folder: Path, tmp_
         ]
 
 
-@pytest.mark.parametrize("block", [5, 8192])
+@pytest.mark.parametrize("block", [5, 256])
 def test_moments_are_those_of_a_comparison_with_all_windows(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:

@@ -353,9 +353,10 @@ def read_feature_files(path: Path) -> Iterator[StoredFeatures]:
 
 
 def _read_safetensors(file: Path) -> StoredFeatures:
-    with safe_open(file, "np") as opened:
+    # For PyTorch the file is mapped, for NumPy it would be copied.
+    with safe_open(file, "pt") as opened:
         metadata = opened.metadata() or {}
-        arrays = {name: opened.get_tensor(name) for name in NAMES}
+        arrays = {name: opened.get_tensor(name).numpy() for name in NAMES}
     return _check_features(file, metadata, json.loads(metadata[CHECKSUMS]), arrays)
 
 
