@@ -15,6 +15,7 @@ from pathlib import Path
 from adamae.common.arguments import ArgumentParser
 from adamae.common.commands import command_line, run_step
 from adamae.common.errors import parse_early, run_command
+from adamae.common.locations import local_path
 from adamae.common.logging import log
 
 CONFIG = Path(__file__).resolve().parent / "configs/demo.yaml"
@@ -26,7 +27,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
         __doc__, usage="%(prog)s [VIDEOS [OPTION ...]] [--output DIR]", allow_abbrev=False
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: demo/own, or demo/synthetic"
+        "--output", type=local_path, metavar="DIR", help="default: demo/own, or demo/synthetic"
     )
     return parser.parse_known_args(arguments)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import is_remote, local_path
 
 OVERRIDES = (
     "data.frame_stride",
@@ -52,7 +53,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="such as data.frame_stride=2",
     )
     add(
-        "--config", type=Path, help="how clips are sampled, if CHECKPOINT is not in a run directory"
+        "--config",
+        type=local_path,
+        help="how clips are sampled, if CHECKPOINT is not in a run directory",
     )
     add("--knn", metavar="SHARDS", help="labeled videos, which are the neighbors")
     add(
@@ -71,7 +74,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--batch-size", type=between(1), default=8, help="views per rank and forward pass")
     add(
         "--output",
-        type=Path,
+        type=local_path,
         help="folder of the results (default: evaluation/ in the run directory)",
     )
     # Intermixed: overrides may also follow options.
@@ -111,7 +114,6 @@ from adamae.model.weights import pretrained
 from adamae.model.weights.find_weights import find_file, run_of
 from adamae.model.weights.pretrained import Weights
 from adamae.model.weights.read_config import run_config
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig, parse
 from adamae.training.distributed import Distributed

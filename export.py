@@ -15,6 +15,7 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -22,10 +23,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     importing = commands.add_parser("import")
     importing.add_argument("source", metavar="CHECKPOINT")
-    importing.add_argument("output", type=Path, metavar="OUTPUT")
+    importing.add_argument("output", type=local_path, metavar="OUTPUT")
     exporting = commands.add_parser("export")
     exporting.add_argument("source", metavar="RUN")
-    exporting.add_argument("output", type=Path, metavar="OUTPUT", nargs="?")
+    exporting.add_argument("output", type=local_path, metavar="OUTPUT", nargs="?")
     exporting.add_argument(
         "--to", choices=("adamae", "videomae", "huggingface", "encoder"), default="encoder"
     )

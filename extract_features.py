@@ -24,17 +24,17 @@ The exit code is 1 if a video could not be read to its end.
 """
 
 import argparse
-from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between, parse_part
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("input", metavar="INPUT", help="shards, videos, or a list of videos")
-    add("output", metavar="OUT", type=Path, help="folder for the features")
+    add("output", metavar="OUT", type=local_path, help="folder for the features")
     add(
         "--model",
         required=True,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 from adamae.training.config import parse
 
 
@@ -23,7 +24,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("shards", metavar="SHARDS", help="dataset folder or URL")
     add("overrides", nargs="*", metavar="section.key=value", help="such as model.image_size=112")
     add("--config", metavar="FILE", help="config of the run")
-    add("--output", type=Path, default=Path("preview"), help="output folder")
+    add("--output", type=local_path, default=Path("preview"), help="output folder")
     add("--num-clips", type=between(1), default=4, help="number of clips")
     add("--first", type=int, default=0, help="number of the batch to show")
     options = parser.parse_intermixed_args(arguments)

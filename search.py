@@ -17,12 +17,13 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
-    add("features", metavar="FEATURES", type=Path, help="folder of extract_features.py")
+    add("features", metavar="FEATURES", type=local_path, help="folder of extract_features.py")
     add("query", metavar="QUERY", help="a video, or a .safetensors file of features")
     moment = parser.add_mutually_exclusive_group()
     moment.add_argument(
@@ -38,7 +39,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--model", help="where the model of FEATURES is now, if it has moved")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     add(
-        "--output", type=Path, metavar="DIR", help="folder of the results (default FEATURES/search)"
+        "--output",
+        type=local_path,
+        metavar="DIR",
+        help="folder of the results (default FEATURES/search)",
     )
     options = parser.parse_args(arguments)
     is_file_of_features = options.query.endswith(".safetensors")

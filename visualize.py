@@ -12,6 +12,7 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -21,7 +22,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("videos", metavar="VIDEO", nargs="+", help="video, folder or list of videos, tar, shards")
     add(
         "--output",
-        type=Path,
+        type=local_path,
         metavar="FOLDER",
         help="default: figures/ in the run directory, or here",
     )

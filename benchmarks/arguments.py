@@ -1,8 +1,7 @@
 """What the benchmarks' command lines share."""
 
-from pathlib import Path
-
 from adamae.common import arguments
+from adamae.common.locations import local_path
 
 
 class ArgumentParser(arguments.ArgumentParser):
@@ -11,14 +10,14 @@ class ArgumentParser(arguments.ArgumentParser):
     def __init__(self, doc: str | None, output: str = "benchmark_results/<gpu> or .../cpu") -> None:
         """Take the text of --help, and the default of --output that it names."""
         super().__init__(doc)
-        self.add_argument("--output", type=Path, help=f"default: {output}")
+        self.add_argument("--output", type=local_path, help=f"default: {output}")
 
     def add_videos(self, encodes: list[str]) -> None:
         """Add the arguments of benchmarks that make shards of videos first.
 
         encodes: the default of --encodes.
         """
-        self.add_argument("videos", type=Path, help="folder of videos")
+        self.add_argument("videos", type=local_path, help="folder of videos")
         self.add_argument(
             "--encodes",
             nargs="+",
@@ -33,4 +32,4 @@ class ArgumentParser(arguments.ArgumentParser):
             help="clips; default: 64 on a GPU, a few on a CPU",
         )
         # The second run of a benchmark finds the shards of the first one and encodes nothing.
-        self.add_argument("--work", type=Path, help="folder that keeps the shards")
+        self.add_argument("--work", type=local_path, help="folder that keeps the shards")

@@ -14,7 +14,6 @@ results_page.py makes a plot.
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from adamae.benchmarks.arguments import ArgumentParser
@@ -30,6 +29,7 @@ from adamae.benchmarks.step import measure_config
 from adamae.common.arguments import between
 from adamae.common.devices import choose_device
 from adamae.common.errors import InputError, run_command
+from adamae.common.locations import local_path
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
 from adamae.common.yaml_io import read_yaml
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--batch-size", type=between(1), help="clips to predict for (default: the run's, or 16)"
     )
-    parser.add_argument("--config", type=Path, help="predict one step of this run instead")
+    parser.add_argument("--config", type=local_path, help="predict one step of this run instead")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="with --config, as for train.py"
     )

@@ -30,6 +30,7 @@ from adamae.benchmarks.arguments import ArgumentParser
 from adamae.benchmarks.harness import Report, Row
 from adamae.common.devices import choose_device
 from adamae.common.errors import InputError, run_command
+from adamae.common.locations import local_path
 from adamae.figures.clips import Clip, read_clips
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
@@ -54,9 +55,9 @@ class Motion(NamedTuple):
 
 def main() -> None:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory or checkpoint")
+    parser.add_argument("run", type=local_path, metavar="RUN", help="a run directory or checkpoint")
     parser.add_argument(
-        "videos", type=Path, metavar="VIDEOS", help="videos that the model was not trained on"
+        "videos", type=local_path, metavar="VIDEOS", help="videos that the model was not trained on"
     )
     options = parser.parse_args()
     device = choose_device()

@@ -24,6 +24,7 @@ from jsonargparse import (
 
 from adamae.common.config_fields import flatten
 from adamae.common.errors import InputError
+from adamae.common.locations import local_path
 from adamae.common.yaml_io import parse_yaml, read_yaml
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -155,7 +156,7 @@ def split_overrides(arguments: Iterable[str]) -> list[str]:
 def _list_config_files(options: list[str]) -> list[Path]:
     """Return the files of --config; raise InputError for one that does not exist."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--config", type=Path, action="append", default=[])
+    parser.add_argument("--config", type=local_path, action="append", default=[])
     files: list[Path] = parser.parse_known_args(options)[0].config
     for file in files:
         if not file.is_file():

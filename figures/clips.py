@@ -14,12 +14,12 @@ from torch import Tensor
 
 from adamae.common.arithmetic import ceil_div
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.logging import log, printable
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.sources import decode_frames, scale_frames
 from adamae.pipeline.planning.crops import FrameSize, view_crop
 from adamae.pipeline.planning.plan import check_strides, frame_step, strided_frames
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.arrays import FPS, is_array, map_frames
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import DATASET_FILE, Sample

@@ -8,6 +8,7 @@ from typing import Literal
 from adamae.common.config_fields import check_ranges, option
 from adamae.common.cpus import count_cpus
 from adamae.common.errors import InputError
+from adamae.common.locations import local_path
 
 Decoder = Literal["auto", "dali", "pyav"]
 # The paper's for Kinetics.
@@ -91,6 +92,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Raise InputError for options that are out of range or contradict each other."""
         check_ranges(self, "data")
+        local_path(self.cache_dir, "data.cache_dir")
         if self.fps is None:
             self.frame_stride = self.frame_stride or DEFAULT_STRIDE
         elif self.frame_stride is not None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from adamae.common.errors import InputError, run_command
+from adamae.common.locations import local_path
 
 # isort: split
 import av
@@ -127,7 +128,7 @@ def check_video(video: Video) -> str:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("folder", type=Path, help="folder of shards")
+    parser.add_argument("folder", type=local_path, help="folder of shards")
     parser.add_argument(
         "--decode",
         type=between(0),

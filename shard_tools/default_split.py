@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from adamae.common.locations import is_remote
 from adamae.common.logging import log, printable
-from adamae.pipeline.reading.storage import is_remote
 from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.inputs.folders import is_frame_folder, is_hidden
 

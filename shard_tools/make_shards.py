@@ -21,9 +21,9 @@ from pathlib import Path
 from adamae.common.arguments import ArgumentParser, between, parse_part
 from adamae.common.cpus import count_cpus
 from adamae.common.errors import InputError, run_command
+from adamae.common.locations import is_remote, local_path
 from adamae.common.logging import log, printable
 from adamae.common.progress import progress_bar
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
 from adamae.shard_tools.build import Build, list_sources, read_rejects
 from adamae.shard_tools.inputs import (
@@ -102,7 +102,7 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--label-map",
-        type=Path,
+        type=local_path,
         help="file of class names: lines with or without numbers or codes, CSV or JSON",
     )
     group.add_argument("--unlabeled", action="store_true", help="store no labels")

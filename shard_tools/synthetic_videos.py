@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from adamae.common.errors import run_command
+from adamae.common.locations import local_path
 
 # isort: split
 import av
@@ -195,7 +196,7 @@ def _parse_size(text: str) -> tuple[int, int]:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
-    parser.add_argument("output", type=Path, help="folder to write to")
+    parser.add_argument("output", type=local_path, help="folder to write to")
     parser.add_argument(
         "--classes",
         nargs="+",

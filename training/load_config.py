@@ -4,9 +4,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.model.config import ModelConfig
-from adamae.pipeline.reading.storage import is_remote
 from adamae.training.config import TrainConfig, parse
 
 # Fields of ModelConfig that a run takes over from the model that it starts from. Pre-training takes

@@ -21,11 +21,12 @@ from pebble.concurrent import thread
 
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.model.weights.hub import find_model
 from adamae.model.weights.integrity import STATE_FILE
 from adamae.pipeline.reading.cache import user_cache_dir
-from adamae.pipeline.reading.storage import ObjectStore, is_remote
+from adamae.pipeline.reading.storage import ObjectStore
 from adamae.training.checkpoint import list_checkpoints, parse_step
 
 BEST = "checkpoints/best"

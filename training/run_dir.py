@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_map_only
 
 from adamae.common.atomic_io import write_text
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.locks import exclusive_lock
 from adamae.model.weights.find_weights import find_file
 from adamae.model.weights.read_config import run_config
-from adamae.pipeline.reading.storage import is_remote
 from adamae.training.checkpoint import (
     TrainState,
     check_checkpoint,

@@ -17,13 +17,13 @@ import numpy as np
 from jaxtyping import UInt8
 
 from adamae.common.errors import DISK_FULL, InputError
+from adamae.common.locations import is_remote
 from adamae.figures.clips import resize_and_crop
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.video import Video
 from adamae.pipeline.decoding.video_source import Scaler
 from adamae.pipeline.planning.crops import FrameSize, view_crop
 from adamae.pipeline.planning.plan import check_strides, clip_offsets, frame_step
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards import arrays
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import DATASET_FILE, Sample

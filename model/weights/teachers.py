@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from adamae.common import devices
 from adamae.common.atomic_io import hash_file
 from adamae.common.errors import InputError
+from adamae.common.locations import local_path
 from adamae.model.config import ModelConfig
 from adamae.model.encoder import VideoEncoder
 from adamae.model.weights import pretrained
@@ -169,7 +170,7 @@ def make_teacher(config: ModelConfig) -> Teacher | None:
     """
     if not config.teacher:
         return None
-    path = Path(config.teacher)
+    path = local_path(config.teacher, "model.teacher")
     if not path.exists():
         raise InputError(f"the teacher {path} does not exist: set model.teacher to where it is")
     try:

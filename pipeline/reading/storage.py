@@ -49,11 +49,6 @@ ADVICE = {
 T = TypeVar("T")
 
 
-def is_remote(location: str | Path) -> bool:
-    """Return whether this is a URL, not a path."""
-    return "://" in str(location)
-
-
 class StorageError(InputError):
     """Object storage has failed or refuses a request, which says nothing about the file."""
 

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.reading.cache import ShardCache
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.arrays import count_channels
 from adamae.pipeline.shards.format import DatasetInfo, Sample, SizeRange
 from adamae.pipeline.shards.gops import VideoSlice

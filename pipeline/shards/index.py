@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.pipeline.reading.cache import ShardCache
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.shards.format import (
     DATASET_FILE,
     MULTI_LABEL,

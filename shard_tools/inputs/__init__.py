@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.pipeline.reading.storage import is_remote
+from adamae.common.locations import is_remote
 from adamae.shard_tools.inputs import class_folders, folders
 from adamae.shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
 from adamae.shard_tools.inputs.foreign import refuse_foreign

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from adamae.pipeline.reading.storage import is_remote
+from adamae.common.locations import is_remote
 from adamae.shard_tools.inputs import folders
 from adamae.shard_tools.inputs.cells import to_text
 from adamae.shard_tools.inputs.folders import has_video_extension, is_frame_folder, is_hidden

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.pipeline.decoding.containers import VIDEO_EXTENSIONS
-from adamae.pipeline.reading.storage import ObjectStore, is_remote
+from adamae.pipeline.reading.storage import ObjectStore
 from adamae.pipeline.videos.opening import PICTURE, may_be_video
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.item import HIDDEN, UNKNOWN, Item, Skipped

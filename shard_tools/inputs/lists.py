@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.logging import printable
-from adamae.pipeline.reading.storage import is_remote
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs import cells
 from adamae.shard_tools.inputs.cells import Row, get_cell

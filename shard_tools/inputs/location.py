@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.pipeline.reading.storage import ObjectStore, is_remote
+from adamae.common.locations import is_remote
+from adamae.pipeline.reading.storage import ObjectStore
 
 # Characters of a suffix that a temporary copy keeps: the names of files are limited.
 MAX_SUFFIX = 16

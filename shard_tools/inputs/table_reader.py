@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adamae.common.errors import InputError
-from adamae.pipeline.reading.storage import is_remote
+from adamae.common.locations import is_remote
 from adamae.shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
 from adamae.shard_tools.inputs.folders import has_video_extension
 from adamae.shard_tools.inputs.location import ParquetCell, import_pyarrow
