@@ -1,9 +1,10 @@
 """Clips of shards for any training loop: PyTorch's, Lightning's, Hugging Face's."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,24 @@ from torch.utils.data import IterableDataset, get_worker_info
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.loader import Batch, ClipLoader
-from adamae.pipeline.planning.plan import TrainingPlan
+from adamae.pipeline.planning.plan import EvaluationPlan, TrainingPlan
 from adamae.pipeline.shards.dataset import ShardDataset
+
+# What an evaluation does not do: clips are neither sampled nor augmented.
+TRAINING_OPTIONS = (
+    "weights",
+    "class_balance",
+    "crop",
+    "crop_min_area",
+    "flip",
+    "rand_augment",
+    "rand_augment_magnitude",
+    "random_erasing",
+    "repeats",
+    "shuffle_shards",
+    "canonical_nodes",
+    "max_bad_fraction",
+)
 
 
 class ClipDataset(IterableDataset[Batch]):
@@ -47,7 +64,7 @@ class ClipDataset(IterableDataset[Batch]):
         Raise InputError for shards that cannot be read and for options that do not exist or are out
         of range.
         """
-        _require_options(data)
+        _require_options(data, ClipDataset.__init__)
         self._config = DataConfig(shards=str(shards), **data)
         self._dataset = ShardDataset.open(self._config)
         self._clip_options: dict[str, Any] = {
@@ -62,6 +79,11 @@ class ClipDataset(IterableDataset[Batch]):
         # A plan checks the options: a wrong one is to be reported here.
         self._make_plan()
 
+    @staticmethod
+    def validation(shards: str | Path, **options: Any) -> "ValidationClips":
+        """Return every video of a dataset once; the options are those of `ValidationClips`."""
+        return ValidationClips(shards, **options)
+
     @property
     def classes(self) -> list[str]:
         """Return the names of the labels in batches."""
@@ -74,10 +96,7 @@ class ClipDataset(IterableDataset[Batch]):
         return plan.clips_per_epoch / (plan.batch_size * _count_processes())
 
     def __iter__(self) -> Iterator[Batch]:
-        if get_worker_info() is not None:
-            raise InputError(
-                "clips have workers of their own, and others would repeat them: set num_workers=0"
-            )
+        _refuse_workers()
         with ClipLoader(
             self._dataset, self._make_plan(), self._device, self._config, self._quarantine
         ) as loader:
@@ -110,16 +129,92 @@ class ClipDataset(IterableDataset[Batch]):
         }
 
     def _make_plan(self) -> TrainingPlan:
-        world_size = _count_processes()
-        rank = dist.get_rank() if world_size > 1 else 0
         return TrainingPlan(
-            self._dataset, self._config, **self._clip_options, rank=rank, world_size=world_size
+            self._dataset,
+            self._config,
+            **self._clip_options,
+            rank=_find_rank(),
+            world_size=_count_processes(),
         )
 
 
-def _require_options(data: dict[str, Any]) -> None:
+class ValidationClips(IterableDataset[Batch]):
+    """Yields the batches that evaluate.py gets: every video once, the same in each pass.
+
+    Ranks get different videos, and all of them together each video once, so one rank may have a
+    batch less. A video that does not decode raises InputError. The views of a video are neighbors
+    in a batch or in the next one, with the same key: average over them by `batch.keys`.
+    """
+
+    def __init__(
+        self,
+        shards: str | Path,
+        *,
+        num_frames: int = 16,
+        image_size: int | list[int] = 224,
+        batch_size: int = 8,
+        clips: int = 1,
+        crops: int = 1,
+        device: str | torch.device = "cpu",
+        **data: Any,
+    ) -> None:
+        """Open a dataset of shards, a folder or a URL.
+
+        batch_size: clips per process. clips: evenly spread along a video; one is from its middle.
+        crops: of each clip, along its longer side; one is the center. data: options of DataConfig
+        that concern no training (frame_stride, fps, decoder, ...).
+
+        Raise InputError for shards that cannot be read and for options that do not exist, are out
+        of range or do nothing here.
+        """
+        _require_options(data, ValidationClips.__init__)
+        useless = sorted(data.keys() & set(TRAINING_OPTIONS))
+        if useless:
+            raise InputError(f"an evaluation has no {', '.join(useless)}: leave it out")
+        self._config = DataConfig(shards=str(shards), **data)
+        self._dataset = ShardDataset.open(self._config)
+        self._device = torch.device(device)
+        self._plan = EvaluationPlan(
+            self._dataset,
+            self._config,
+            num_frames=num_frames,
+            image_size=image_size,
+            batch_size=batch_size,
+            num_temporal=clips,
+            num_spatial=crops,
+            rank=_find_rank(),
+            world_size=_count_processes(),
+        )
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the labels in batches."""
+        return self._dataset.info.classes
+
+    def __len__(self) -> int:
+        """Return the number of batches of this process."""
+        return sum(1 for _ in takewhile(self._plan.positions, count()))
+
+    def __iter__(self) -> Iterator[Batch]:
+        _refuse_workers()
+        with ClipLoader(self._dataset, self._plan, self._device, self._config, None) as loader:
+            yield from loader.batches(0)
+
+
+def _refuse_workers() -> None:
+    if get_worker_info() is not None:
+        raise InputError(
+            "clips have workers of their own, and others would repeat them: set num_workers=0"
+        )
+
+
+def _find_rank() -> int:
+    return dist.get_rank() if _count_processes() > 1 else 0
+
+
+def _require_options(data: dict[str, Any], function: Callable[..., None]) -> None:
     """Raise InputError if a keyword is no option of DataConfig, and suggest one that is."""
-    options = [*inspect.signature(ClipDataset).parameters]
+    options = [*inspect.signature(function).parameters]
     options += [option.name for option in fields(DataConfig)]
     for name in data.keys() - set(options):
         similar = get_close_matches(name, options, n=1)

@@ -53,7 +53,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def hash_datasets(datasets: dict[str, ShardDataset]) -> str:
     """Compute the SHA-256 of shards by their prefixes; return "" for videos, of which may be more.
 
-    Videos may be added to a folder, and the same command then extracts theirs.
+    Videos may be added to a folder, and the same command then extracts what is missing.
     """
     if not datasets:
         return ""

@@ -77,6 +77,52 @@ def test_ranks_share_the_batches_of_a_step(
     assert sorted(positions) == list(range(30))
 
 
+def test_a_validation_has_every_video_once_at_any_number_of_ranks(
+    short_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"num_frames": 4, "image_size": 32, "frame_stride": 2}
+    whole = ClipDataset.validation(short_shards, batch_size=5, **options)
+    expected = read(whole, 99)
+    assert len(whole) == len(expected) == 3
+    check_equal(read(DataLoader(whole, batch_size=None), 99), expected)
+    clips: dict[str, torch.Tensor] = {}
+    labels: dict[str, int] = {}
+    for batch in expected:
+        clips |= dict(zip(batch.keys, batch.clip, strict=True))
+        labels |= dict(zip(batch.keys, batch.labels.tolist(), strict=True))
+    samples = ShardDataset.open(str(short_shards)).samples
+    assert labels == {sample.key: sample.label for sample in samples}
+    assert whole.classes == ["class 0", "class 1", "class 2"]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    keys: list[str] = []
+    for rank in range(3):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        of_rank = ClipDataset.validation(short_shards, batch_size=2, **options)
+        batches = read(of_rank, 99)
+        assert len(batches) == len(of_rank)
+        for batch in batches:
+            keys += batch.keys
+            for key, clip in zip(batch.keys, batch.clip, strict=True):
+                assert torch.equal(clip, clips[key])
+    assert sorted(keys) == sorted(clips)
+
+
+def test_views_of_a_validation(short_shards: Path) -> None:
+    views = ClipDataset.validation(
+        short_shards, num_frames=2, image_size=32, batch_size=6, clips=2, crops=3
+    )
+    for batch in read(views, 99):
+        assert batch.keys == [batch.keys[0]] * 6
+    message = "an evaluation has no crop, flip: leave it out"
+    with pytest.raises(InputError, match=message):
+        ClipDataset.validation(short_shards, crop="multiscale", flip=False)
+    with pytest.raises(InputError, match="no option clip: did you mean clips"):
+        ClipDataset.validation(short_shards, clip=2)
+    with pytest.raises(InputError, match="batch_size 8 is not a multiple of the 3 spatial views"):
+        ClipDataset.validation(short_shards, crops=3)
+
+
 def test_workers_are_refused(short_shards: Path) -> None:
     clips = ClipDataset(short_shards, **SETTINGS)
     with pytest.raises(InputError, match="others would repeat them: set num_workers=0"):
