@@ -17,11 +17,11 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
 
 # 1. Build shards, a fifth of the videos apart, and check the environment and the loading speed.
 "$PYTHON" shard_tools/make_shards.py "$VIDEOS" "$OUT/shards" --hold-out 0.2 --frame-stride 2 ${LABELS:-}
-"$PYTHON" doctor.py "$OUT/shards/train" data.frame_stride=2 "${model[@]}"
+"$PYTHON" doctor.py "$OUT/shards/train" "${model[@]}" "${settings[@]}" model.mask_ratio=0.85
 
 # 2. Pre-train; OUT/pretrain/report.html tracks progress.
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" model.mask_ratio=0.85 run="$OUT/pretrain"
-"$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards/validation" --clips 2 --output "$OUT/figures"
+"$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards/validation" --clips 4 --output "$OUT/figures"
 
 # 3. Fine-tune and evaluate.
 "$PYTHON" train.py task=finetune "${model[@]}" "${settings[@]}" init_from="$OUT/pretrain" run="$OUT/finetune"

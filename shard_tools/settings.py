@@ -43,8 +43,8 @@ class Settings:
     frame_stride: int = _count(4, "store every N-th frame (default 4)")
     fps: float | None = _positive(
         None,
-        "minimum frames per second to store, by the largest such stride of each video;"
-        " for folders of frames also their frame rate",
+        "minimum frames per second to store, by the largest such stride of each video (1 percent"
+        " less is taken, as 23.976 counts as 24); for folders of frames also their frame rate",
     )
     short_side: int | None = _count(
         256, "maximum short side (default 256)", type=between(16), metavar="PIXELS"

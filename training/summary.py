@@ -128,7 +128,7 @@ def describe_end(
         if config.task == "pretrain":
             advice = f"python extract_features.py {shards} FEATURES --model {run}"
     title, metrics = find_result(rows)
-    result = "no evaluation.shards, so nothing was evaluated"
+    result = "not evaluated while it trained (no evaluation.shards)"
     if metrics:
         result = f"{title}: {describe_scores(metrics)}"
     report = f"report: {run.rstrip('/')}/report.html; next: {advice}"

@@ -36,7 +36,7 @@ FRAGMENTED = "+frag_keyframe+empty_moov+default_base_moof+skip_trailer"
 # Overlapping segments that are encoded at a time, some 20 MiB each; the others wait for another
 # pass.
 MAX_OPEN = 16
-# 59.94 fps count as 60.
+# 59.94 fps count as 60, and 23.976 as 24, of which 7.992 are stored for --fps 8.
 FPS_TOLERANCE = Fraction("1.01")
 # Ends messages about what only encoding can mend.
 ENCODE = "leave out --encode copy"

@@ -297,7 +297,17 @@ def test_long_videos_are_cut_into_pieces_in_all_shards_without_losing_a_frame(
 
 
 @pytest.mark.parametrize(
-    ("fps", "stride"), [("10", 3), ("8", 3), ("11", 2), ("20", 1), ("30.02", 1), ("15.1", 2)]
+    ("fps", "stride"),
+    [
+        ("10", 3),
+        ("10.09", 3),
+        ("8", 3),
+        ("11", 2),
+        ("20", 1),
+        ("30.02", 1),
+        ("15.1", 2),
+        ("15.2", 1),
+    ],
 )
 def test_fps_chooses_the_largest_stride_that_keeps_as_many_frames_per_second(
     videos: Path, tmp_path: Path, fps: str, stride: int

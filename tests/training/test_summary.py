@@ -95,7 +95,7 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next() -> None:
     assert result.startswith("runs/x was finished before, after 300 steps; best step 100:")
     assert "python train.py run=ANOTHER init_from=runs/x init_keep=optimizer steps=MORE" in end
     assert describe_end(rows[:1], config, 0, 10, 1.0)[0] == (
-        "finished in 1 s; no evaluation.shards, so nothing was evaluated"
+        "finished in 1 s; not evaluated while it trained (no evaluation.shards)"
     )
 
 
