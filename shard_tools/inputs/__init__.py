@@ -67,6 +67,10 @@ def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
     if not store.has_only_arrays:
         # Beside videos, arrays are features of these, or tables.
         store.skip_arrays("arrays beside videos")
+    if options.label_folder and len(store) and not store.has_labels:
+        raise InputError(
+            f"--label is folder:{options.label_folder}, and no path in {inputs} has as many folders"
+        )
     if not len(store):
         what = f"no video found in {inputs} (.mp4, .avi, .mkv, .webm, …)"
         raise InputError("; ".join([what, *store.skipped.lines()]))

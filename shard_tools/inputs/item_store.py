@@ -94,6 +94,10 @@ class ItemStore:
         return not self._exists(f"NOT {IS_ARRAY}")
 
     @property
+    def has_labels(self) -> bool:
+        return self._exists("labels IS NOT NULL")
+
+    @property
     def has_segments(self) -> bool:
         return self._exists("segment != ''")
 
@@ -109,7 +113,7 @@ class ItemStore:
 
         The `num_outer` first folders of a path are no classes. Raise InputError as label_folders.
         """
-        if options.label_folder is None and self._exists("labels IS NOT NULL"):
+        if options.label_folder is None and self.has_labels:
             options = replace(options, unlabeled=True)
 
         def get_folder(source: str | bytes) -> str:
@@ -136,7 +140,7 @@ class ItemStore:
         self._table.run("CREATE INDEX by_source ON items (source, segment)")
         self._table.run(NUMBER_SEGMENTS)
         self._drop_repeated()
-        if self._exists("labels IS NOT NULL"):
+        if self.has_labels:
             problem = "it has no label, others have one"
             is_missing = "labels IS NULL AND problem IS NULL"
             self._table.run(f"UPDATE items SET problem = ? WHERE {is_missing}", problem)

@@ -183,3 +183,11 @@ def test_folders_of_the_system_are_named_and_no_classes(tmp_path: Path) -> None:
 def test_a_label_that_is_half_a_rule_is_refused(tmp_path: Path, label: str) -> None:
     with pytest.raises(InputError, match=rf"--label is {label}: give folder:1 "):
         make(tmp_path, tmp_path / "out", "--label", label)
+
+
+@pytest.mark.parametrize("name", ["run/a.mp4", "list.csv"])
+def test_a_folder_that_no_path_has_is_refused(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path / "in", {"run/a.mp4": "", name: "run/a.mp4\n"})
+    path = tmp_path / "in" if name.endswith(".mp4") else tmp_path / "in" / name
+    with pytest.raises(InputError, match=r"--label is folder:3, and no path in .* has as many"):
+        read_inputs(str(path), ListOptions(label_folder=3))
