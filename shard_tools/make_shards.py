@@ -421,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = max(make_dataset(builds[name], parsed, splits[name], classes) for name in names)
         if "" not in splits:
             write_splits_card(Path(parsed.output), names)
-    _warn_of_shared_videos(builds)
+    _warn_of_shared_videos(builds, parsed.group_by)
     if code == 0 and num_parts == 1:
         first = builds.get("train", builds[names[0]])
         log(f"next: python doctor.py {printable(first.folder)}")
@@ -437,11 +437,11 @@ def _merge_classes(builds: dict[str, Build], splits: dict[str, ItemStore]) -> li
     return assign_class_ids(labels, stored)
 
 
-def _warn_of_shared_videos(builds: dict[str, Build]) -> None:
+def _warn_of_shared_videos(builds: dict[str, Build], how: str | None) -> None:
     """Compare each pair of splits; one without shards will be completed by another part."""
     for name, held_out in combinations(builds, 2):
         if builds[name].info.shards and builds[held_out].info.shards:
-            warn_of_shared(name, builds[name].folder, held_out, builds[held_out].folder)
+            warn_of_shared(name, builds[name].folder, held_out, builds[held_out].folder, how)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from PIL import Image
 
 from adamae.common.atomic_io import write_text
@@ -31,6 +31,9 @@ HASHED_VIDEOS = 2048
 # Of the 192 bits. Of 273,430 pairs of UCF-101 clips, 341 of the 893 pairs of one recording differ
 # by no more, and two pairs of different recordings, one of which is a copy.
 MAX_DIFFERENCE = 20
+# The fraction of training videos that may look as like one of another group as a shared one does:
+# a few are copies.
+CHANCE = 0.05
 
 # Returns the group of a file, given its name and its other fields.
 GroupOf = Callable[[str, dict[str, Any]], str]
@@ -125,9 +128,16 @@ def choose_held_out(
     return chosen
 
 
-def warn_of_shared(reference_name: str, reference_folder: Path, name: str, folder: Path) -> None:
-    """Warn of the videos of one split that equal or resemble one of another; list all in a file."""
-    shared = list(find_shared(ShardDataset.open(folder), ShardDataset.open(reference_folder)))
+def warn_of_shared(
+    reference_name: str, reference_folder: Path, name: str, folder: Path, how: str | None = None
+) -> None:
+    """Warn of the videos of one split that equal or resemble one of another; list all in a file.
+
+    how: the --group-by by which the splits were divided, None if by videos.
+    """
+    group_of = parse_group_by(how) if how else None
+    dataset = ShardDataset.open(folder)
+    shared = list(find_shared(dataset, ShardDataset.open(reference_folder), group_of))
     lines = []
     for source, reference_source, reason in shared:
         entry = {name: source, reference_name: reference_source, "why": reason}
@@ -139,36 +149,67 @@ def warn_of_shared(reference_name: str, reference_folder: Path, name: str, folde
     examples = []
     for source, reference_source, reason in shared[:3]:
         examples.append(f"{printable(source)} and {printable(reference_source)}: {reason}")
+    advice = "" if how else "; divide by recording, --hold-out with --group-by"
     log(
-        f"WARNING: of {name}, {len(shared)} videos show what one of {reference_name} shows"
-        f" ({', '.join(examples)}; all: {file}): evaluations will be optimistically biased; divide"
-        " by recording, --hold-out with --group-by",
+        f"WARNING: {len(shared)} videos of {name} look like videos of {reference_name}"
+        f" ({', '.join(examples)}; all: {file}): where they show the same recording, evaluations"
+        f" will be optimistically biased{advice}",
         sys.stderr,
     )
 
 
-def find_shared(dataset: ShardDataset, reference: ShardDataset) -> Iterator[tuple[str, str, str]]:
+def find_shared(
+    dataset: ShardDataset, reference: ShardDataset, group_of: GroupOf | None = None
+) -> Iterator[tuple[str, str, str]]:
     """Yield each video of `dataset` that equals or resembles one of `reference`.
 
-    Each is (source, source of the one in `reference`, reason).
+    Each is (source, source of the one in `reference`, reason). Videos of different groups in
+    `reference`, by default of different classes, say how alike is alike: on one plain background,
+    all videos are.
     """
     copies = {bytes(digest): index for index, digest in enumerate(reference.column("sha256"))}
     hashes = _hash_videos(dataset)
     reference_hashes = _hash_videos(reference)
     reference_indices = list(reference_hashes)
     reference_bits = np.array(list(reference_hashes.values()))
+    groups = []
+    for index in reference_indices:
+        sample = reference.samples[index]
+        group = group_of(sample.source, sample.fields) if group_of else str(sample.labels)
+        groups.append(group)
+    limit = _choose_limit(reference_bits, np.array(groups))
     for index, digest in enumerate(dataset.column("sha256")):
         match = copies.get(bytes(digest))
         reason = "the same bytes"
         if match is None and reference_hashes and index in hashes:
-            different_bits = np.bitwise_count(hashes[index] ^ reference_bits)
-            distances = different_bits.sum(axis=1, dtype=int)
+            distances = _count_differences(hashes[index], reference_bits)
             nearest = distances.argmin()
-            if distances[nearest] <= MAX_DIFFERENCE:
+            if distances[nearest] <= limit:
                 match = reference_indices[nearest]
                 reason = f"{distances[nearest]} of 192 bits differ"
         if match is not None:
             yield dataset.samples[index].source, reference.samples[match].source, reason
+
+
+def _count_differences(
+    bits: UInt8[np.ndarray, " 24"], others: UInt8[np.ndarray, "n 24"]
+) -> Int[np.ndarray, " n"]:
+    return np.bitwise_count(bits ^ others).sum(axis=1, dtype=int)
+
+
+def _choose_limit(bits: UInt8[np.ndarray, "n 24"], groups: np.ndarray) -> int:
+    """Return the most bits in which hashes of one recording differ.
+
+    That is MAX_DIFFERENCE, or less where CHANCE of the videos are as like one of another group.
+    """
+    nearest = []
+    for row, group in zip(bits, groups, strict=True):
+        others = bits[groups != group]
+        if len(others):
+            nearest.append(_count_differences(row, others).min())
+    if not nearest:
+        return MAX_DIFFERENCE
+    return min(MAX_DIFFERENCE, int(np.quantile(nearest, CHANCE, method="lower")) - 1)
 
 
 def _hash_videos(dataset: ShardDataset) -> dict[int, UInt8[np.ndarray, " 24"]]:

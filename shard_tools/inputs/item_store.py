@@ -17,6 +17,7 @@ from adamae.common.logging import printable
 from adamae.pipeline.shards.arrays import CONTAINER
 from adamae.shard_tools.inputs.class_folders import label_folders
 from adamae.shard_tools.inputs.classes import LabelMap, is_id
+from adamae.shard_tools.inputs.copies import find_copies
 from adamae.shard_tools.inputs.folders import examine
 from adamae.shard_tools.inputs.item import (
     Item,
@@ -168,23 +169,15 @@ class ItemStore:
     ) -> None:
         """Keep the files that are held out, or else those that are not, and note which they are.
 
-        Groups, by default files, are not divided. `earlier_sides` says of files of an earlier run
-        whether they are held out; they stay so, with their groups. Raise InputError if a group
-        cannot stay, or a file has several.
+        Groups, by default files, are not divided, nor are files with the same bytes.
+        `earlier_sides` says of files of an earlier run whether they are held out; they stay so,
+        with their groups. Raise InputError if a group cannot stay, or a file has several.
         """
+        group_by_source = self._find_groups(group_of)
         label_counts: dict[str, Counter[str]] = {}
-        group_by_source: dict[str, str] = {}
         sides: dict[str, bool] = {}
-        for source, labels, fields in self._table.run(
-            "SELECT source, labels, fields FROM items ORDER BY source"
-        ):
-            group = source
-            if group_of is not None:
-                group = group_of(source, json.loads(fields or "{}"))
-            first_group = group_by_source.setdefault(source, group)
-            if first_group != group:
-                what = f"{source} is of the groups {first_group} and {group}"
-                raise InputError(f"{what}: a file has only one")
+        for source, labels in self._table.run("SELECT source, labels FROM items ORDER BY source"):
+            group = group_by_source[source]
             names = json.loads(labels) if labels else [""]
             label_counts.setdefault(group, Counter()).update(names)
             if source in earlier_sides:
@@ -201,6 +194,24 @@ class ItemStore:
             if group_of is None:
                 kind = "files (give --group-by if several show one recording, person or place)"
             self.notes.append(_describe_held_out(held_out, label_counts, kind))
+
+    def _find_groups(self, group_of: GroupOf | None) -> dict[str, str]:
+        """Return the group of each file; groups with copies of one file become one."""
+        groups: dict[str, str] = {}
+        for item in self:
+            group = item.source
+            if group_of is not None:
+                group = group_of(item.source, json.loads(item.fields or "{}"))
+            if groups.setdefault(item.source, group) != group:
+                what = f"{item.source} is of the groups {groups[item.source]} and {group}"
+                raise InputError(f"{what}: a file has only one")
+        joined: dict[str, str] = {}
+        for source, first in find_copies(self).items():
+            group = _follow(joined, groups[source])
+            first_group = _follow(joined, groups[first])
+            if group != first_group:
+                joined[group] = first_group
+        return {source: _follow(joined, group) for source, group in groups.items()}
 
     def __len__(self) -> int:
         return int(next(self._table.run("SELECT count(*) FROM items"))[0])
@@ -422,6 +433,13 @@ class ItemStore:
             GROUP BY 1, 2 ORDER BY 1, 2""")
         for *change, _ in rows:
             yield change
+
+
+def _follow(links: Mapping[str, str], name: str) -> str:
+    """Return where a chain of links ends."""
+    while name in links:
+        name = links[name]
+    return name
 
 
 def shuffle_key(name: str, seed: int = 0) -> bytes:

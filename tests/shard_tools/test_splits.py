@@ -87,7 +87,57 @@ def test_copies_and_look_alikes_on_both_sides_are_named(
         ("b2.mp4", "b1.mp4", "same bytes"),
         ("a2.mp4", "a1.mp4", "of 192 bits differ"),
     }
-    assert "of validation, 2 videos show what one of train shows (" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "2 videos of validation look like videos of train (" in warning
+    assert "divide by recording, --hold-out with --group-by" in warning
+
+
+def test_videos_on_one_background_do_not_look_alike_more_than_those_of_other_classes(
+    tmp_path: Path,
+) -> None:
+    """Signs of a few persons in front of one wall, in short."""
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for number in range(10):
+        write_scene(videos / f"{number}.mp4", 0, brightness=number)
+    signs = [f"{number}.mp4,{'yes' if number % 2 else 'no'}\n" for number in range(10)]
+    (tmp_path / "train.csv").write_text("".join(signs[:8]))
+    (tmp_path / "validation.csv").write_text("".join(signs[8:]))
+    lists = [f"--split={split}={tmp_path}/{split}.csv" for split in ("train", "validation")]
+    assert make(videos, tmp_path / "out", *lists) == 0
+    assert not (tmp_path / "out/validation" / SHARED_FILE).read_text()
+
+
+def test_advice_that_was_followed_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    # Three persons: two of them are filmed at one place.
+    for number, scene in enumerate([0, 0, 1]):
+        write_scene(videos / f"p{number}.mp4", scene, brightness=9 * number)
+    sides = {}
+    for fraction in ("0.3", "0.6"):
+        out = tmp_path / fraction
+        assert make(videos, out, "--hold-out", fraction, "--group-by", "name:p[0-9]") == 0
+        sides[fraction] = {sample.source for _, sample in all_samples(out / "validation")}
+        warning = capsys.readouterr().err
+        is_divided = len({"p0.mp4", "p1.mp4"} & sides[fraction]) == 1
+        assert ("look like videos of train" in warning) == is_divided
+        assert "--group-by" not in warning
+    assert any(len({"p0.mp4", "p1.mp4"} & side) == 1 for side in sides.values())
+
+
+def test_files_with_the_same_bytes_stay_on_one_side(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for number in range(4):
+        write_scene(videos / f"{number}.mp4", number, brightness=0)
+        shutil.copy(videos / f"{number}.mp4", videos / f"copy{number}.mp4")
+    assert make(videos, tmp_path / "out", "--hold-out", "0.5") == 0
+    numbers = [sample.source[-5] for _, sample in all_samples(tmp_path / "out/validation")]
+    assert sorted(Counter(numbers).values()) == [2, 2]
+    assert not (tmp_path / "out/validation" / SHARED_FILE).read_text()
 
 
 def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
