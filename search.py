@@ -245,7 +245,7 @@ def make_sheet(moments: list[Moment], source: str, reader: WindowReader) -> list
             log(f"{name} is not in the contact sheet: it cannot be read any more", sys.stderr)
             continue
         start, end = moment.times
-        label = f"{rank}: {moment.score:.3f}\n{name}\n{start:.2f} to {end:.2f} s"
+        label = f"{rank}: score {moment.score:.3f}\n{name}\n{start:.2f} to {end:.2f} s"
         rows.append(make_row(label, clip))
     return rows
 

@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+import encoder_models
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,15 @@ from adamae import extract_features, search
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.model.encoders.open_encoder import open_encoder
 from adamae.model.weights import pretrained
+from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning.crops import FrameSize
 from adamae.training import feature_search
+from adamae.training.extraction import stack_images
 from adamae.training.feature_files import read_feature_files
 from adamae.training.feature_search import Query, find_moments
+from adamae.training.video_windows import WindowReader
 
 CONFIG = ModelConfig(
     encoder_width=48,
@@ -41,7 +47,7 @@ def save_weights(file: Path, seed: int) -> Path:
 def extract(folder: Path, *options: str) -> Path:
     """Extract the features of FOLDER/videos by FOLDER/model.safetensors; return their folder."""
     arguments = [str(folder / "videos"), str(folder / "features"), "--device", "cpu", *options]
-    arguments += ["--model", str(folder / "model.safetensors"), "--frame-stride", "2"]
+    arguments += ["--model", str(folder / "model.safetensors"), "--fps", "4"]
     assert extract_features.main(extract_features.parse_arguments(arguments)) == 0
     return folder / "features"
 
@@ -127,6 +133,20 @@ def test_tars_of_features_are_searched(folder: Path, tmp_path: Path) -> None:
     query = folder / "videos/v2.mp4"
     expected = find(folder, query, tmp_path / "of files", "--at", "1")
     assert find(tmp_path, query, tmp_path / "of tars", "--at", "1") == expected
+
+
+def test_features_of_another_projects_model_are_searched(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "videos").symlink_to(folder / "videos")
+    encoder_models.IMAGE_CASES["dinov2"].write(tmp_path / "model.safetensors")
+    features = extract(tmp_path, "--window", "4", "--stride", "1")
+    rows = find(tmp_path, folder / "videos/v1.mp4", tmp_path / "out", "--at", "2", "--top", "1")
+    assert (rows[0]["source"], rows[0]["start"]) == ("v1.mp4", "1.5")
+    encoder = open_encoder(tmp_path / "model.safetensors", num_frames=4)
+    reader = WindowReader(DataConfig(frame_stride=2), FrameSize(*encoder.image_size), 4, 4)
+    window = next(reader.read_windows(next(reader.list_videos(str(folder / "videos/v0.mp4")))))
+    clip = torch.from_numpy(stack_images(window))[None]
+    stored = load_file(features / "v0.mp4.safetensors")["features"]
+    torch.testing.assert_close(stored[:1], encoder.pooled(clip))
 
 
 def test_videos_that_have_gone_are_said(

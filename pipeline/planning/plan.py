@@ -383,8 +383,11 @@ def _round_step(step: Number) -> Number:
     Every third frame of 24000/1001 per second is 7.992 per second. For fps=8, each of them is
     sampled: otherwise, one of a thousand would be repeated.
     """
-    whole = np.rint(step)
-    return step + (whole - step) * (abs(whole - step) <= NTSC_TOLERANCE * step)
+    if isinstance(step, np.ndarray):
+        wholes = np.rint(step)
+        return np.where(abs(wholes - step) <= NTSC_TOLERANCE * step, wholes, step)
+    whole = float(round(step))
+    return whole if abs(whole - step) <= NTSC_TOLERANCE * step else step
 
 
 def largest_stride(counts: np.ndarray, num_frames: int) -> int:
