@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser
-from adamae.common.commands import command_line, run_step
+from adamae.common.commands import command_line, log_next, run_step
 from adamae.common.errors import parse_early, run_command
 from adamae.common.locations import local_path
 from adamae.common.logging import log
@@ -60,7 +60,7 @@ def demonstrate_synthetic(folder: Path) -> None:
     run_step("shards", folder / "videos", shards, "--frame-stride", 2)
     pretrain(folder, f"data.shards={shards}")
     show(folder, unseen)
-    log(f"next, on your videos: {command_line('demo', 'VIDEOS')}")
+    log_next(command_line("demo", "VIDEOS"))
 
 
 def make_videos(folder: Path, num_videos: int, seed: int) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from adamae.common.arguments import ArgumentParser
 from adamae.common.arithmetic import ceil_div
+from adamae.common.commands import command_line, log_next
 from adamae.common.cpus import count_cpus
 from adamae.common.errors import InputError, parse_early, run_command
 from adamae.common.logging import format_bytes, format_duration, log
@@ -105,6 +106,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         options.overrides.insert(0, options.shards)
         options.shards = ""
     file = ["--config", options.config] if options.config else []
+    options.next_words = [*file, f"data.shards={options.shards}", *options.overrides]
     options.config = parse([*file, f"data.shards={options.shards or 'none'}", *options.overrides])
     return options
 
@@ -237,7 +239,11 @@ def main(options: argparse.Namespace) -> int:
         if not report_on_all_ranks(Check("dataset", partial(describe_dataset, run)), dist):
             return 1
         results = [report_on_all_ranks(check, dist) for check in checks]
-    return 0 if all(results) else 1
+    if not all(results):
+        return 1
+    if RANK == 0 and run.shards:
+        log_next(command_line("train", *options.next_words))
+    return 0
 
 
 def report_on_all_ranks(check: Check, dist: Distributed) -> bool:

@@ -8,7 +8,7 @@ once, at any number of ranks; a video that does not decode ends the evaluation w
 names it. CHECKPOINT is a run directory (its best weights, or its newest), a checkpoint, or a file
 of weights, also of the authors or of Hugging Face. How clips are sampled is taken from the run's
 config.yaml, or from --config. Writes predictions.csv (a line per video, the most confident mistakes
-first), confusion.png and results.json, with the scores of each class, to --output.
+first), confusion.png and results.json, with the scores of each class and each group, to --output.
 
     python evaluate.py hf://user/name SHARDS --knn TRAINING_SHARDS
 
@@ -97,12 +97,14 @@ if __name__ == "__main__":
 
 import time
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Int
 
 from adamae.common.atomic_io import atomic_write, write_json
+from adamae.common.commands import command_line, log_next
 from adamae.common.csv_files import write_csv
 from adamae.common.devices import explain_out_of_memory
 from adamae.common.logging import format_duration, log
@@ -164,11 +166,16 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
         predictions = evaluator.predict(model, multi_label, options.clips, options.crops)
         if dist.is_main:
             results = make_results(predictions, dataset, options)
+            results |= score_groups(predictions, dataset, config.evaluation.group)
             # k-NN's baselines have up to 1,024 videos, and the classifier all of them.
             results |= baselines | {"num_videos": results["num_videos"]}
             folder = options.output or (run or file.parent) / "evaluation"
             write_results(folder, results, predictions, dataset)
             log_scores(results, f", in {format_duration(time.perf_counter() - started)}")
+            if "per_group" in results:
+                log(describe_groups(results["per_group"]))
+            if run is not None:
+                log_next(command_line("export", "export", run, run / "export"))
 
 
 def find_best_weights(checkpoint: str) -> Path:
@@ -305,6 +312,33 @@ def make_results(
     for name, count, score in zip(names, counts, scores, strict=True):
         results["per_class"][name] = {"videos": count, score_name: score}
     return results
+
+
+def score_groups(
+    predictions: Predictions, dataset: ShardDataset, field: str
+) -> dict[str, dict[str, Any]]:
+    """Return the number of videos and the accuracy of each group of videos, as `per_group`.
+
+    Return {} if a video may have several classes, or none has the field that names its group.
+    """
+    if predictions.is_multi_label:
+        return {}
+    hits: dict[str, list[bool]] = {}
+    is_right = predictions.probabilities.argmax(dim=1) == predictions.labels
+    for sample, is_hit in zip(dataset.samples, is_right.tolist(), strict=True):
+        if sample.fields.get(field) is not None:
+            hits.setdefault(str(sample.fields[field]), []).append(is_hit)
+    per_group = {}
+    for name, of_group in sorted(hits.items()):
+        per_group[name] = {"videos": len(of_group), "top1": fmean(of_group)}
+    return {"per_group": per_group} if per_group else {}
+
+
+def describe_groups(per_group: dict[str, dict[str, Any]]) -> str:
+    """Return the range of accuracies over groups: `3 groups: top-1 0.250 (a) to 1.000 (b)`."""
+    order = sorted(per_group, key=lambda name: per_group[name]["top1"])
+    ends = [f"{per_group[name]['top1']:.3f} ({name})" for name in (order[0], order[-1])]
+    return f"{len(per_group)} groups: top-1 {ends[0]} to {ends[1]}"
 
 
 def count_confusions(

@@ -1,9 +1,9 @@
 """Import and export weights.
 
-    python export.py import CHECKPOINT OUTPUT.safetensors   from another project's layout python
-    export.py export RUN OUTPUT --to adamae          the authors' layout, videomae, huggingface
-    python export.py export RUN OUTPUT --to encoder         tokenizer and encoder, with a model card
-    python export.py export RUN --push user/name            all weights to the Hugging Face Hub
+    python export.py import CHECKPOINT OUTPUT.safetensors  from another project's layout
+    python export.py export RUN OUTPUT --to adamae         or videomae, huggingface: their layouts
+    python export.py export RUN OUTPUT --to encoder        tokenizer and encoder, with a model card
+    python export.py export RUN --push user/name           all weights to the Hugging Face Hub
 
 RUN is whatever `load_adamae` takes, or a URL: hf://user/name. OUTPUT is a folder for `huggingface`
 and `encoder`, else a file: safetensors, or PyTorch's format under the key `model` where its name
@@ -89,6 +89,17 @@ def main(options: argparse.Namespace) -> None:
     destination = options.output or options.push
     num_parameters = sum(value.numel() for value in weights.state.values())
     log(f"wrote {destination}: {num_parameters / 1e6:.1f} M parameters from {source}")
+    log(f"next, in Python: {name_loader(options)}")
+
+
+def name_loader(options: argparse.Namespace) -> str:
+    """Return the call that loads what was written."""
+    if options.command == "export":
+        if options.push:
+            return f'adamae.load_adamae("hf://{options.push}")'
+        if options.to == "huggingface":
+            return f'transformers.VideoMAEModel.from_pretrained("{options.output}")'
+    return f'adamae.load_encoder("{options.output}")'
 
 
 def import_weights(weights: Weights, source: Path, output: Path) -> None:

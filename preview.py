@@ -28,6 +28,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--num-clips", type=between(1), default=4, help="number of clips")
     add("--first", type=int, default=0, help="number of the batch to show")
     options = parser.parse_intermixed_args(arguments)
+    options.config_file = options.config
     file = ["--config", options.config] if options.config else []
     # SHARDS is a single dataset, which the weights of a run's several datasets would not fit.
     options.config = parse(
@@ -46,6 +47,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
+from adamae.common.commands import command_line, log_next
 from adamae.common.logging import log
 from adamae.figures.clips import describe_sample
 from adamae.figures.sheet import (
@@ -100,6 +102,8 @@ def main(options: argparse.Namespace) -> None:
     save_animation(render_animation(rows), options.output / "preview.gif")
     content = f"{len(batch.clip)} clips of batch {options.first}"
     log(f"wrote {options.output}/preview.png and preview.gif: {content}")
+    file = ["--config", options.config_file] if options.config_file else []
+    log_next(command_line("doctor", options.shards, *file, *options.overrides))
 
 
 def make_rows(dataset: ShardDataset, plan_rows: Sequence[PlanRow], clips: Clip) -> list[Row]:

@@ -27,6 +27,7 @@ from enum import IntEnum
 
 import torch
 
+from adamae.common.commands import log_next
 from adamae.common.logging import log as log_line
 from adamae.model.channels import check_channels
 from adamae.pipeline.loader import ClipLoader
@@ -46,7 +47,7 @@ from adamae.training.schedule import Schedule, seed_step
 from adamae.training.startup_warnings import startup_warnings
 from adamae.training.step import train_step
 from adamae.training.stop import StopRequest
-from adamae.training.summary import describe_end
+from adamae.training.summary import advise_on_run, describe_end
 from adamae.training.tasks import TASKS
 from adamae.training.tasks.task import Task
 
@@ -237,6 +238,7 @@ def log_end(
     rows = read_rows(run.metrics)
     for line in describe_end(rows, run.config, first_step, schedule.total_steps, seconds):
         log_line(line, sys.stderr)
+    log_next(advise_on_run(run.config))
 
 
 if __name__ == "__main__":

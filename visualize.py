@@ -50,6 +50,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
+from adamae.common.commands import command_line, log_next
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
 from adamae.figures.clips import read_clips
@@ -106,6 +107,9 @@ def visualize(options: argparse.Namespace) -> None:
             figure = render_figure(rows, config, clip.times, COMPARISON_WIDTH)
             save_image(figure, output / f"{clip.name}.runs.png")
     log(f"wrote a PNG and a GIF of each of {len(clips)} videos to {output}")
+    features = choose_folder(run, options.run) / "features"
+    advice = command_line("features", options.videos[0], features, "--model", options.run)
+    log_next(advice)
 
 
 def load_models(run: Path, options: argparse.Namespace) -> list[AdaMAE]:

@@ -42,6 +42,10 @@ COMMANDS = {
     "export": Command("export", "import weights, or export them to other projects"),
     "demo": Command("demo", "pre-train a small model in minutes, on a CPU"),
 }
+# A published encoder that is small enough to try on any machine, for advice.
+PUBLISHED = "hf://MCG-NJU/videomae-base"
+# Is in the environment of a step of another command.
+IN_STEP = "ADAMAE_IN_STEP"
 # "adamae train" if the user has called train.py by that name.
 called_as = ""
 
@@ -81,6 +85,15 @@ def repeat_command(*options: str) -> str:
     return shlex.join([*words, *sys.argv[1:], *options])
 
 
+def log_next(command: str) -> None:
+    """Print the command that a user would run next, but not in a step: what comes next is running.
+
+    To stderr, as scripts read what commands print to stdout.
+    """
+    if IN_STEP not in os.environ:
+        log(f"next: {command}", sys.stderr)
+
+
 def run_step(step: str, *arguments: object) -> None:
     """Run a command, or a module below `adamae`, and exit with its status if that is not 0.
 
@@ -95,7 +108,7 @@ def run_step(step: str, *arguments: object) -> None:
     # What can be imported here can be imported there; an empty entry would be the current folder.
     search_path = [entry for entry in (str(IMPORT_ROOT), *sys.path) if entry]
     sys.stdout.flush()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path), IN_STEP: "1"}
     process = subprocess.Popen(words, env=environment)
     # The terminal sends Ctrl-C to both. The step saves what it has done, which this one waits for.
     signal.signal(signal.SIGINT, lambda *_: None)

@@ -233,10 +233,13 @@ def _warn_of_short_videos(items: list[Item], headers: list[Header], settings: Se
     if better_stride >= stride:
         return
     num_short = int((np.ceil(source_frames / stride) < clip_frames).sum())
+    stored = f"one frame of every {stride} is stored"
+    if stride == Settings().frame_stride:
+        stored += " (the default)"
     log(
-        f"WARNING: at --frame-stride {stride}, {num_short} of {len(source_frames)} videos would be"
-        f" stored with fewer than {clip_frames} frames: give --frame-stride {better_stride}, and"
-        f" train with data.frame_stride={better_stride}",
+        f"WARNING: {num_short} of {len(source_frames)} videos are too short: {stored}, and a clip"
+        f" needs {clip_frames} frames; give --frame-stride {better_stride}, and train with"
+        f" data.frame_stride={better_stride}",
         sys.stderr,
     )
 

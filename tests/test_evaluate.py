@@ -21,7 +21,14 @@ from tiny import TINY
 from torchrun import free_port
 
 from adamae.common.errors import InputError
-from adamae.evaluate import evaluate, list_predictions, make_results, parse_arguments
+from adamae.evaluate import (
+    describe_groups,
+    evaluate,
+    list_predictions,
+    make_results,
+    parse_arguments,
+    score_groups,
+)
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import VideoClassifier
 from adamae.model.config import ModelConfig
@@ -112,6 +119,20 @@ def test_a_run_is_evaluated_as_during_training_and_so_is_its_export(
     assert "optimistically biased" not in capsys.readouterr().err
 
 
+def test_accuracies_per_group_are_of_the_videos_that_have_one() -> None:
+    groups = ("b", "b", "a", None)
+    samples = [SimpleNamespace(fields={"person": group} if group else {}) for group in groups]
+    dataset: Any = SimpleNamespace(samples=samples)
+    # Classes 0, 1, 1 and 1 are predicted.
+    probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]])
+    labels = torch.tensor([0, 0, 1, 0])
+    predictions = Predictions(probabilities, labels, torch.arange(4))
+    expected = {"a": {"videos": 1, "top1": 1.0}, "b": {"videos": 2, "top1": 0.5}}
+    assert score_groups(predictions, dataset, "person") == {"per_group": expected}
+    assert describe_groups(expected) == "2 groups: top-1 0.500 (b) to 1.000 (a)"
+    assert score_groups(predictions, dataset, "group") == {}
+
+
 def test_neighbors_by_weights_without_a_run(
     synthetic_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +148,9 @@ def test_neighbors_by_weights_without_a_run(
     results = results_of(tmp_path / "three", weights, synthetic_shards, *knn, *sampled)
     assert results["knn_neighbors"] == 3
     baselines = r"most common class 0\.500, 1-NN of pixels 0\.\d+, frame differences \d\.\d+"
-    line = rf"k-NN 0\.\d+ ± 0\.1\d\d \(k = 3, one clip; {baselines}\), 16 videos\n"
+    line = (
+        rf"k-NN 0\.\d+ ± 0\.1\d\d \(± standard error; k = 3, one clip; {baselines}\), 16 videos\n"
+    )
     assert re.search(line, capsys.readouterr().out)
 
 

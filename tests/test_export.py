@@ -13,6 +13,7 @@ from av import VideoFrame
 from runs import is_same
 from safetensors.torch import load_file
 
+import adamae
 from adamae import export
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
@@ -66,6 +67,16 @@ def run(write_run: Callable[..., Path], model: AdaMAE) -> Path:
 def hub(run: Path, tmp_path: Path) -> Path:
     run_export("export", run, tmp_path / "hub", "--to", "huggingface")
     return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("layout", ["encoder", "huggingface", "videomae"])
+def test_the_last_line_is_a_call_that_loads_what_was_written(
+    run: Path, tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suffix = ".safetensors" if layout == "videomae" else ""
+    run_export("export", run, tmp_path / f"out{suffix}", "--to", layout)
+    call = capsys.readouterr().out.strip().rpartition("next, in Python: ")[2]
+    assert eval(call, {"adamae": adamae, "transformers": transformers}).config.patch_size == 8
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])

@@ -3,10 +3,12 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.model.config import ModelConfig
+from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.training.config import TrainConfig, parse
 
 # Fields of ModelConfig that a run takes over from the model that it starts from. Pre-training takes
@@ -19,7 +21,7 @@ CLASSIFIER = (*ENCODER, *CLIP, "in_channels", "masking", "mask_ratio")
 
 
 def load_config(arguments: list[str]) -> TrainConfig:
-    """Parse a command line; the model has the shape of init_from where nothing else sets it.
+    """Parse a command line; model and frame rate are those of init_from where nothing sets them.
 
     Without a configuration, `run=RUN` resumes that run with its own, and `init_keep=optimizer`
     forks a run with that of its source. Raise InputError if the configuration is not valid, or a
@@ -37,28 +39,51 @@ def load_config(arguments: list[str]) -> TrainConfig:
     config = parse(arguments)
     if not config.init_from:
         return config
-    source = _read_source(config)
-    shape = {name: getattr(source, name) for name in _list_inherited(config, options)}
+    source_model, source_rate = _read_source(config)
+    model = {name: getattr(source_model, name) for name in _list_inherited(config, options)}
+    rate = {} if _has_own_rate(config.data, options) else source_rate
     changes = []
-    for name, value in shape.items():
-        if value != getattr(config.model, name):
-            changes.append(f"{name} {value}")
-    if changes:
-        log(f"from checkpoint {config.init_from}: {', '.join(changes)}", sys.stderr)
-    return replace(config, model=replace(config.model, **shape))
+    for section, values in ((config.model, model), (config.data, rate)):
+        for name, value in values.items():
+            if value != getattr(section, name):
+                changes.append(f"{name} {value}")
+    if not changes:
+        return config
+    log(f"from checkpoint {config.init_from}: {', '.join(changes)}", sys.stderr)
+    if "fps" in rate:
+        # A default that would contradict it.
+        rate["frame_stride"] = None
+    return replace(config, model=replace(config.model, **model), data=replace(config.data, **rate))
 
 
-def _read_source(config: TrainConfig) -> ModelConfig:
-    """Read the configuration of the model that a run starts from."""
+def _read_source(config: TrainConfig) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read the configuration of the model that a run starts from, and the rate of its frames.
+
+    The rate is data.frame_stride or data.fps, by name.
+    """
     # safetensors and the stores of runs, which a run from scratch does not need.
-    from adamae.model.weights.read_config import config_of_run, read_config
+    from adamae.model.weights.read_config import (
+        config_of_run,
+        rate_of_run,
+        read_config,
+        trained_rate,
+    )
     from adamae.training.remote_run import local_run
 
     # When the run resumes, the weights that it started from may be gone.
     own_run = _find_run(config.run)
     if own_run is not None:
-        return config_of_run(own_run)
-    return read_config(local_run(config.init_from), like=config.model)
+        return config_of_run(own_run), rate_of_run(own_run)
+    source = local_run(config.init_from)
+    return read_config(source, like=config.model), trained_rate(source)
+
+
+def _has_own_rate(data: DataConfig, options: dict[str, str]) -> bool:
+    """Return whether the command line or a config file says how far frames are apart."""
+    if data.fps is not None or data.sampling == "segments":
+        return True
+    is_default = data.frame_stride == DEFAULT_STRIDE and "--data.frame_stride" not in options
+    return not is_default
 
 
 def _list_inherited(config: TrainConfig, options: dict[str, str]) -> list[str]:

@@ -14,8 +14,9 @@ import jinja2
 from matplotlib.figure import Figure
 
 from adamae.common.atomic_io import write_text
+from adamae.common.commands import command_line
 from adamae.common.jsonl import read_jsonl
-from adamae.common.logging import format_duration, printable
+from adamae.common.logging import escape, format_duration, printable
 from adamae.training.config import TrainConfig, changed_keys
 from adamae.training.logger import read_rows
 from adamae.training.summary import describe_scores, find_result
@@ -25,10 +26,15 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 MAX_CORRUPT_VIDEOS = 50
 # The time per step is the median of so many rows: a run may slow down on a shared machine.
 NUM_TIMED_ROWS = 20
-# The metrics of each chart.
-CHARTS = (
-    ("loss", "reconstruction_loss", "evaluation/reconstruction_loss", "evaluation/nll"),
-    (
+# The metrics of each chart, by what they should do.
+CHARTS = {
+    "falls; 1: the mean of each patch (normalized pixels)": (
+        "loss",
+        "reconstruction_loss",
+        "evaluation/reconstruction_loss",
+        "evaluation/nll",
+    ),
+    "rises above majority, pixel and difference": (
         "evaluation/knn_top1",
         "evaluation/majority_top1",
         "evaluation/pixel_top1",
@@ -36,17 +42,17 @@ CHARTS = (
         "evaluation/top1",
         "evaluation/top5",
     ),
-    ("evaluation/mAP",),
-    ("evaluation/rankme",),
-    ("accuracy",),
-    ("sampler_entropy",),
-    ("lr",),
-    ("grad_norm",),
-    ("skipped_updates",),
-    ("clips_per_second",),
-    ("data_wait_fraction",),
-    ("peak_memory_gib",),
-)
+    "rises above chance": ("evaluation/mAP", "evaluation/chance_mAP"),
+    "rises; near 1: all features are alike": ("evaluation/rankme",),
+    "rises": ("accuracy",),
+    "falls a little; constant: masks are random": ("sampler_entropy",),
+    "warm-up, then a cosine": ("lr",),
+    "settles": ("grad_norm",),
+    "0": ("skipped_updates",),
+    "constant": ("clips_per_second",),
+    "near 0; else the run waits for data": ("data_wait_fraction",),
+    "constant, below the device's": ("peak_memory_gib",),
+}
 COLUMNS = 3
 
 
@@ -69,6 +75,8 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         title=printable(run.resolve().name),
         updated=time.strftime("%Y-%m-%d %H:%M"),
         progress=describe_progress(rows, total_steps),
+        data=describe_data(config),
+        command=escape(command_line("train", "--config", run / "config.yaml", f"run={run}-again")),
         images={printable(name): base64.b64encode(png).decode() for name, png in images.items()},
         configuration=changed_keys(asdict(config)),
         checkpoints=[printable(name) for name in checkpoints],
@@ -104,18 +112,27 @@ def describe_progress(rows: Sequence[dict[str, Any]], total_steps: int) -> str:
     return line
 
 
+def describe_data(config: TrainConfig) -> str:
+    """Return the shards of a run as one line."""
+    shards = config.data.shards
+    locations = [shards] if isinstance(shards, str) else shards
+    held_out = config.evaluation.shards or "nothing, as evaluation.shards is not set"
+    return printable(f"trained on {', '.join(locations)}; evaluated on {held_out}")
+
+
 def plot_curves(rows: Sequence[dict[str, float]]) -> bytes:
     """Plot the metrics of a run over its steps, in CHARTS; return a PNG."""
     logged_names = set().union(*rows)
     charts = []
-    for chart in CHARTS:
-        names = [name for name in chart if name in logged_names]
+    for expectation, metrics in CHARTS.items():
+        names = [name for name in metrics if name in logged_names]
         if names:
-            charts.append(names)
+            charts.append((expectation, names))
     num_rows = ceil(len(charts) / COLUMNS)
     figure = Figure(figsize=(14, 0.5 + 2.7 * num_rows), layout="constrained")
-    for number, names in enumerate(charts, 1):
+    for number, (expectation, names) in enumerate(charts, 1):
         axes = figure.add_subplot(num_rows, COLUMNS, number, xlabel="step")
+        axes.set_title(f"should: {expectation}", fontsize=9)
         for name in names:
             steps = [row["step"] for row in rows if name in row]
             values = [row[name] for row in rows if name in row]

@@ -20,6 +20,7 @@ class Schedule:
 
     def __init__(self, config: TrainConfig, clips_per_epoch: int, world_size: int = 1) -> None:
         self.clips_per_epoch = clips_per_epoch
+        self.clips_per_video = config.data.repeats
         self.global_batch = config.clips_per_step(world_size)
         self.total_steps = config.steps or math.ceil(
             config.epochs * clips_per_epoch / self.global_batch
@@ -42,8 +43,11 @@ class Schedule:
     def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""
         epochs = self.total_steps * self.global_batch / self.clips_per_epoch
+        dataset = f"{self.clips_per_epoch // self.clips_per_video:,} videos"
+        if self.clips_per_video > 1:
+            dataset += f", {self.clips_per_video} clips each"
         return [
-            f"dataset: {self.clips_per_epoch:,} clips; global batch {self.global_batch};"
+            f"dataset: {dataset}; global batch {self.global_batch} clips;"
             f" {self.total_steps:,} steps ({epochs:.3g} epochs)",
             f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/{REFERENCE_BATCH}),"
             f" warm-up {self.warmup_steps:,} steps from {self.warmup_lr:.3g},"

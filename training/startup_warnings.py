@@ -1,6 +1,8 @@
 """Warn, before a run starts, of data from which it will hardly learn."""
 
 import math
+import re
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -32,6 +34,8 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
     warnings = warn_of_scale(config, num_videos, device)
     warnings += note_own_features(config)
     warnings += warn_of_videos(dataset, config.data, config.model.num_frames)
+    if config.task != "pretrain" and config.data.flip:
+        warnings += warn_of_flips(dataset.info.classes)
     if config.evaluation.shards:
         held_out = ShardDataset.open(config.evaluation.shards, config.data)
         warnings += warn_of_held_out(dataset, held_out, config.task != "pretrain")
@@ -61,6 +65,19 @@ def warn_of_held_out(
                 " learn from: none of their videos is recognized; add videos of them"
             )
     return warnings
+
+
+def warn_of_flips(classes: Sequence[str]) -> list[str]:
+    """Return a warning if names of classes tell left from right, which flipped clips do not."""
+    for name in classes:
+        # "SwipeLeft" and "turn-left" have the word, "bright" has not.
+        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+        if any(word.lower() in ("left", "right") for word in words):
+            return [
+                f"WARNING: classes tell left from right ({name!r}), but half of the clips are"
+                " mirrored: set data.flip=false"
+            ]
+    return []
 
 
 def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) -> list[str]:

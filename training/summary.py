@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from adamae.common.commands import command_line
 from adamae.common.logging import format_duration
 from adamae.model.config import ModelConfig
 from adamae.training.config import TrainConfig
@@ -27,8 +28,8 @@ Metrics = Mapping[str, float]
 
 
 def describe_scores(metrics: Metrics) -> str:
-    """Return an evaluation as one line, with standard errors, such as `held-out loss 0.960, k-NN
-    0.651 ± 0.060 (k = 20, one clip; most common class 0.508, 1-NN of pixels 0.635), 63 videos`."""
+    """Return an evaluation as one line, with standard errors, such as `held-out loss 0.960,
+    k-NN 0.651 ± 0.060 (± standard error; k = 20, one clip; most common class 0.508), 63 videos`."""
     parts = []
     if "reconstruction_loss" in metrics:
         parts.append(f"held-out loss {metrics['reconstruction_loss']:.3f}")
@@ -40,7 +41,7 @@ def describe_scores(metrics: Metrics) -> str:
                 baselines.append(f"{title} {metrics[name]:.3f}")
         # compare.py may give another accuracy of the same weights, as it has all windows.
         how = f"k = {metrics['knn_neighbors']:.0f}, one clip; " if "knn_top1" in metrics else ""
-        parts.append(f"{', '.join(accuracies)} ({how}{', '.join(baselines)})")
+        parts.append(f"{', '.join(accuracies)} (± standard error; {how}{', '.join(baselines)})")
     if "mAP" in metrics:
         parts.append(f"mAP {metrics['mAP']:.3f} (chance {metrics['chance_mAP']:.3f})")
     parts.append(f"{metrics['num_videos']:,.0f} videos")
@@ -62,10 +63,10 @@ def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list
         best = max(baselines, key=lambda baseline: metrics[baseline])
         error = metrics[ACCURACIES[name][1]]
         if metrics[name] - 2 * error <= metrics[best]:
+            how = "below" if metrics[name] < metrics[best] else "not clearly above"
             warnings.append(
-                f"WARNING: {describe_accuracy(metrics, name)} is not clearly above"
-                f" {BASELINES[best][1]} ({metrics[best]:.3f}): train longer, or train and evaluate"
-                " on more videos"
+                f"WARNING: {describe_accuracy(metrics, name)} is {how} {BASELINES[best][1]}"
+                f" ({metrics[best]:.3f}): train longer, or train and evaluate on more videos"
             )
     # Only a mean squared error of normalized patches is 1 for a model that predicts their mean.
     is_relative = model is not None and model.normalize_target and model.loss == "mse"
@@ -112,24 +113,33 @@ def describe_end(
     total_steps: int,
     seconds: float,
 ) -> list[str]:
-    """Return the lines that train.py ends with: the result, what it means, and what to do next.
+    """Return the lines that train.py ends with: the result, what it means, and the report.
 
     rows: those of metrics.jsonl. first_step: the step that the run has resumed from.
     """
-    run = config.run
-    shards = config.evaluation.shards or "SHARDS"
+    run = config.run.rstrip("/")
+    ended = f"finished in {format_duration(seconds)}"
     if first_step >= total_steps:
-        ended = f"{run} was finished before, after {total_steps:,} steps"
-        command = f"python train.py run=ANOTHER init_from={run} init_keep=optimizer steps=MORE"
-        advice = f"train longer with {command}"
-    else:
-        ended = f"finished in {format_duration(seconds)}"
-        advice = f"python evaluate.py {run} {shards}"
-        if config.task == "pretrain":
-            advice = f"python extract_features.py {shards} FEATURES --model {run}"
+        longer = (f"run={run}-longer", f"init_from={run}", "init_keep=optimizer")
+        command = command_line("train", *longer, f"steps={2 * total_steps}")
+        ended = f"{run} was finished before, after {total_steps:,} steps; train longer: {command}"
     title, metrics = find_result(rows)
     result = "not evaluated while it trained (no evaluation.shards)"
     if metrics:
         result = f"{title}: {describe_scores(metrics)}"
-    report = f"report: {run.rstrip('/')}/report.html; next: {advice}"
+    report = f"report: {run}/report.html"
     return [f"{ended}; {result}", *interpret_scores(metrics, config.model), report]
+
+
+def advise_on_run(config: TrainConfig) -> str:
+    """Return the command that uses a run: features of its shards, or a classifier's accuracy."""
+    run = config.run.rstrip("/")
+    held_out = config.evaluation.shards
+    if config.task != "pretrain":
+        if held_out:
+            return command_line("evaluate", run, held_out)
+        return command_line("export", "export", run, f"{run}/export")
+    shards = held_out or config.data.shards
+    if isinstance(shards, list):
+        shards = shards[0]
+    return command_line("features", shards, f"{run}/features", "--model", run)

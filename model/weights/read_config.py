@@ -116,12 +116,18 @@ def trained_rate(path: Path) -> dict[str, Any]:
     file = find_file(path)
     run = run_of(file)
     if run is not None:
-        source = run / "config.yaml"
-        data = run_config(run).get("data", {})
-    else:
-        source = file
-        metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
-        data = read_json(metadata.get("rate", '{"frame_stride": 4}'), file, dict[str, int | float])
+        return rate_of_run(run)
+    metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
+    rate = read_json(metadata.get("rate", '{"frame_stride": 4}'), file, dict[str, int | float])
+    return _choose_rate(rate, file)
+
+
+def rate_of_run(run: Path) -> dict[str, Any]:
+    """Read data.frame_stride or data.fps, by name, of a run's config.yaml."""
+    return _choose_rate(run_config(run).get("data", {}), run / "config.yaml")
+
+
+def _choose_rate(data: dict[str, Any], source: Path) -> dict[str, Any]:
     for name in ("frame_stride", "fps"):
         if isinstance(data.get(name), int | float) and data[name] > 0:
             return {name: data[name]}

@@ -189,10 +189,11 @@ class ItemStore:
         for source, group in group_by_source.items():
             if (group in held_out) != keeps_held_out:
                 self._table.run("DELETE FROM items WHERE source = ?", source)
-        if keeps_held_out:
+        kind = "files (give --group-by if several show one recording, person or place)"
+        if group_of is not None:
             kind = "groups"
-            if group_of is None:
-                kind = "files (give --group-by if several show one recording, person or place)"
+            self._add_groups(group_by_source)
+        if keeps_held_out:
             self.notes.append(_describe_held_out(held_out, label_counts, kind))
 
     def _find_groups(self, group_of: GroupOf | None) -> dict[str, str]:
@@ -212,6 +213,19 @@ class ItemStore:
             if group != first_group:
                 joined[group] = first_group
         return {source: _follow(joined, group) for source, group in groups.items()}
+
+    def _add_groups(self, group_by_source: Mapping[str, str]) -> None:
+        """Name the group of each item in its fields, unless a list has a field of this name.
+
+        Evaluations give accuracies per group, and errors over groups, by it.
+        """
+
+        def add_group(source: str | bytes, fields: str | None) -> str:
+            values = {"group": group_by_source[_to_text(source)]} | json.loads(fields or "{}")
+            return json.dumps(values)
+
+        self._define("add_group", add_group, 2)
+        self._table.run("UPDATE items SET fields = add_group(source, fields)")
 
     def __len__(self) -> int:
         return int(next(self._table.run("SELECT count(*) FROM items"))[0])

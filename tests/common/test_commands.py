@@ -7,7 +7,7 @@ import pytest
 
 from adamae.__main__ import main
 from adamae.common import commands
-from adamae.common.commands import COMMANDS, command_line, name_as_called, run_step
+from adamae.common.commands import COMMANDS, command_line, log_next, name_as_called, run_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +49,16 @@ def test_the_next_command_is_written_as_this_one_was_called(
     monkeypatch.setattr(commands, "called_as", "adamae demo")
     assert command_line("features", Path("in"), "--stride", 8) == "adamae features in --stride 8"
     assert name_as_called(help_text) == "adamae train --config x"
+
+
+def test_a_step_does_not_say_what_is_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_next("adamae doctor")
+    assert capsys.readouterr().err == "next: adamae doctor\n"
+    monkeypatch.setenv(commands.IN_STEP, "1")
+    log_next("adamae doctor")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("called_as", ["", "adamae start"])

@@ -318,13 +318,17 @@ def test_fps_chooses_the_largest_stride_that_keeps_as_many_frames_per_second(
 
 
 @pytest.mark.parametrize(
-    ("options", "stride"), [("", 4), ("--clip-seconds 0.1 --frame-stride 2", 2)]
+    ("options", "stored"),
+    [
+        ("", "one frame of every 4 is stored (the default)"),
+        ("--clip-seconds 0.1 --frame-stride 2", "one frame of every 2 is stored"),
+    ],
 )
 def test_short_videos_are_named_before_they_are_encoded(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, stride: int
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, stored: str
 ) -> None:
     make(videos, tmp_path / "shards", "--dry-run", *options.split())
-    warning = f"at --frame-stride {stride}, 9 of 9 videos would be stored with fewer than 16 frames"
+    warning = f"9 of 9 videos are too short: {stored}, and a clip needs 16 frames; give --frame"
     assert warning in capsys.readouterr().err
 
 

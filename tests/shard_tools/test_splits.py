@@ -149,6 +149,8 @@ def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
     for side in ("train", "validation"):
         samples = all_samples(tmp_path / "out" / side)
         letters[side] = {sample.source.rstrip(".mp4123") for _, sample in samples}
+        # Evaluations give accuracies per group.
+        assert letters[side] == {sample.fields["group"] for _, sample in samples}
     assert letters["validation"]
     assert not letters["train"] & letters["validation"]
     assert not (tmp_path / "out/validation" / SHARED_FILE).read_text()

@@ -154,6 +154,24 @@ def test_a_probe_has_the_shape_of_its_checkpoint_and_resumes_without_it(
     assert is_same(load_weights(tmp_path / "run", 3), whole)
 
 
+def test_the_rate_of_frames_is_the_checkpoints_unless_something_sets_it(
+    tiny_run: Path, tmp_path: Path
+) -> None:
+    words = ["data.shards=s", "task=attentive_probe", f"init_from={tiny_run}"]
+    assert load_config(words).data.frame_stride == 2
+    assert load_config([*words, "data.frame_stride=4"]).data.frame_stride == 4
+    assert load_config([*words, "data.fps=8"]).data.frame_stride is None
+    by_time = tmp_path / "by_time.yaml"
+    by_time.write_text("data: {fps: 8}")
+    assert load_config(["--config", str(by_time), *words]).data.fps == 8
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    config = (run / "config.yaml").read_text()
+    config = config.replace("frame_stride: 2", "frame_stride: null").replace("fps: null", "fps: 8")
+    (run / "config.yaml").write_text(config)
+    data = load_config([*words[:2], f"init_from={run}"]).data
+    assert (data.fps, data.frame_stride) == (8, None)
+
+
 def test_only_what_was_asked_for_and_differs_is_an_error(
     tiny_run: Path, arguments: list[str], tmp_path: Path
 ) -> None:

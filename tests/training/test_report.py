@@ -64,6 +64,8 @@ def test_it_says_what_was_run_and_where_it_stands(
     text = (run / "report.html").read_text()
     assert "step 1,000 of 2,000 (50%), about 8.3 min left; step 500: held-out loss 0.750" in text
     assert "held-out loss 0.750, k-NN 0.500 ±" in text
+    assert "trained on &lt;b&gt;shards&lt;/b&gt;; evaluated on nothing" in text
+    assert "/config.yaml" in text[text.index("To repeat the run:") : text.index("<h2>")]
     assert "<td>model.mask_ratio</td><td>0.9</td>" in text
     assert "Corrupt videos: 60" in text
     assert text.count("cut off") == 50

@@ -1,5 +1,6 @@
 """Warnings before a run begins."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from adamae.export import convert
 from adamae.model.weights.pretrained import Weights
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import parse
-from adamae.training.startup_warnings import startup_warnings, warn_of_scale
+from adamae.training.startup_warnings import startup_warnings, warn_of_flips, warn_of_scale
 
 CPU = torch.device("cpu")
 LONG = ("model.num_frames=8", "data.frame_stride=2")
@@ -150,3 +151,20 @@ def test_classes_without_a_video_to_learn_from_are_named(shards: Path, tmp_path:
     (warning,) = warn(few, *SHORT, "task=finetune", f"evaluation.shards={shards}")
     assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in warning
     assert warn(few, *SHORT, f"evaluation.shards={shards}") == []
+
+
+@pytest.mark.parametrize("name", ["swipe_left", "SwipeLeft", "turn right", "LEFT-HAND"])
+def test_classes_that_a_flip_confuses_are_said(name: str) -> None:
+    (warning,) = warn_of_flips(["bright", name])
+    assert warning.startswith(f"WARNING: classes tell left from right ({name!r})")
+    assert warn_of_flips(["bright light", "cleft", "upright", "forward"]) == []
+
+
+def test_only_classifiers_that_flip_clips_are_warned(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", [("v", encode(20))], classes=2)
+    info = json.loads((shards / "dataset.json").read_text())
+    info["classes"] = ["left", "right"]
+    (shards / "dataset.json").write_text(json.dumps(info))
+    assert "are mirrored" in warn(shards, *SHORT, "task=finetune")[0]
+    assert warn(shards, *SHORT, "task=finetune", "data.flip=false") == []
+    assert warn(shards, *SHORT) == []

@@ -2,9 +2,15 @@
 
 import pytest
 
+from adamae.common import commands
 from adamae.common.logging import format_duration
 from adamae.training.config import parse
-from adamae.training.summary import describe_end, describe_scores, interpret_scores
+from adamae.training.summary import (
+    advise_on_run,
+    describe_end,
+    describe_scores,
+    interpret_scores,
+)
 
 KNN = {
     "reconstruction_loss": 0.96,
@@ -31,16 +37,19 @@ CLASSES = {
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        (KNN, f"{KNN_TEXT} (k = 20, one clip; most common class 0.508), 63 videos"),
+        (
+            KNN,
+            f"{KNN_TEXT} (± standard error; k = 20, one clip; most common class 0.508), 63 videos",
+        ),
         ({"reconstruction_loss": 0.5, "num_videos": 9}, "held-out loss 0.500, 9 videos"),
         (
             KNN | {"pixel_top1": 0.6, "difference_top1": 0.55},
-            f"{KNN_TEXT} (k = 20, one clip; most common class 0.508, 1-NN of pixels 0.600,"
-            " frame differences 0.550), 63",
+            f"{KNN_TEXT} (± standard error; k = 20, one clip; most common class 0.508,"
+            " 1-NN of pixels 0.600, frame differences 0.550), 63",
         ),
         (
             CLASSES,
-            "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (k = 9, one clip; most",
+            "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (± standard error; k = 9",
         ),
         (
             {"mAP": 0.31, "chance_mAP": 0.08, "num_videos": 40},
@@ -70,7 +79,8 @@ def test_a_score_that_says_nothing_is_said() -> None:
     assert interpret_scores(KNN | {"reconstruction_loss": 1.2}, other) == []
 
 
-def test_a_run_ends_with_its_best_step_and_what_to_do_next() -> None:
+def test_a_run_ends_with_its_best_step_and_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "called_as", "adamae train")
     rows = [{"step": 10, "loss": 1.0}]
     for step, top1 in ((100, 0.62), (200, 0.62), (300, 0.5)):
         rows.append(
@@ -87,16 +97,29 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next() -> None:
     )
     result, end = describe_end(rows, config, 0, 300, 336.0)
     assert result == (
-        "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (most common class 0.400),"
-        " 63 videos"
+        "finished in 5.6 min; best step 100: top-1 0.620 ± 0.061 (± standard error;"
+        " most common class 0.400), 63 videos"
     )
-    assert end == "report: runs/x/report.html; next: python evaluate.py runs/x mine/validation"
+    assert end == "report: runs/x/report.html"
+    assert advise_on_run(config) == "adamae evaluate runs/x mine/validation"
     result, end = describe_end(rows, config, 300, 300, 1.0)
-    assert result.startswith("runs/x was finished before, after 300 steps; best step 100:")
-    assert "python train.py run=ANOTHER init_from=runs/x init_keep=optimizer steps=MORE" in end
+    longer = "adamae train run=runs/x-longer init_from=runs/x init_keep=optimizer steps=600"
+    before = f"runs/x was finished before, after 300 steps; train longer: {longer}; best step 100:"
+    assert result.startswith(before)
     assert describe_end(rows[:1], config, 0, 10, 1.0)[0] == (
         "finished in 1 s; not evaluated while it trained (no evaluation.shards)"
     )
+
+
+def test_the_next_command_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "called_as", "adamae train")
+    config = parse(["data.shards=[my shards,more]", "run=runs/x"])
+    features = "adamae features 'my shards' runs/x/features --model runs/x"
+    assert advise_on_run(config) == features
+    config = parse(["data.shards=s", "evaluation.shards=held out", "run=runs/x"])
+    assert advise_on_run(config).startswith("adamae features 'held out' ")
+    config = parse(["data.shards=s", "run=runs/x", "task=finetune"])
+    assert advise_on_run(config) == "adamae export export runs/x runs/x/export"
 
 
 def test_durations_are_in_natural_units() -> None:
