@@ -90,8 +90,7 @@ def demonstrate_own(words: list[str], folder: Path) -> None:
         settings.append(f"data.frame_stride={options.frame_stride}")
     pretrain(folder, *settings)
     show(folder, validation)
-    info = read_dataset_info(train)
-    if len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label:
+    if read_dataset_info(train).has_one_label:
         compared = (train, validation, "--model", folder / "run", "--output", folder)
         run_step("benchmarks.linear_baseline", *compared)
 

@@ -19,6 +19,7 @@ from itertools import combinations, islice
 from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between, parse_part
+from adamae.common.commands import PUBLISHED, command_line, log_next
 from adamae.common.cpus import count_cpus
 from adamae.common.errors import InputError, run_command
 from adamae.common.locations import is_remote, local_path
@@ -423,8 +424,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_splits_card(Path(parsed.output), names)
     _warn_of_shared_videos(builds, parsed.group_by)
     if code == 0 and num_parts == 1:
-        first = builds.get("train", builds[names[0]])
-        log(f"next: python doctor.py {printable(first.folder)}")
+        output = Path(parsed.output)
+        features = output.with_name(f"{output.name}_features")
+        log_next(command_line("features", output, features, "--model", PUBLISHED))
     return code
 
 

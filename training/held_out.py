@@ -95,7 +95,7 @@ class HeldOut:
             metrics["rankme"] = rankme(queries.features)
         if isinstance(model, AdaMAE):
             metrics["reconstruction_loss"] = queries.losses.mean().item()
-        if not has_one_label(self.dataset):
+        if not self.dataset.info.has_one_label:
             return metrics
         references = queries
         if self.reference_dataset is not self.dataset:
@@ -221,15 +221,9 @@ def pool(model: EncoderModel | Encoder, clip: Clip) -> Float[Tensor, "B D"]:
     return encode(model, clip).pooled
 
 
-def has_one_label(dataset: ShardDataset) -> bool:
-    """Return whether every video has one label, of two classes or more."""
-    info = dataset.info
-    return len(info.classes) > 1 and not info.num_unlabeled and not info.multi_label
-
-
 def has_same_classes(one: ShardDataset, other: ShardDataset) -> bool:
     """Return whether every video of both datasets has one label, of the same classes."""
-    is_labeled = has_one_label(one) and has_one_label(other)
+    is_labeled = one.info.has_one_label and other.info.has_one_label
     return is_labeled and one.info.classes == other.info.classes
 
 

@@ -228,6 +228,11 @@ class DatasetInfo:
     tables: dict[str, TableInfo] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def has_one_label(self) -> bool:
+        """Return whether every video has one label, of two classes or more."""
+        return len(self.classes) > 1 and not self.num_unlabeled and not self.multi_label
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of `dataset.json`."""
         values: dict[str, Any] = msgspec.to_builtins(replace(self, shards=[]))
