@@ -103,7 +103,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
-from adamae.common.commands import command_line
+from adamae.common.commands import command_line, log_next
 from adamae.common.devices import choose_device, explain_out_of_memory
 from adamae.common.logging import log
 from adamae.model.encoders.open_encoder import open_encoder
@@ -137,8 +137,9 @@ def main(options: argparse.Namespace) -> int:
     if summary.num_incomplete:
         line += f"; {summary.num_incomplete} videos could not be read to the end (exit code 1)"
     log(line)
-    if options.format != "parquet":
-        log(f"next: {command_line('search', options.output, 'VIDEO.mp4', '--at', 'SECONDS')}")
+    file = next(options.output.rglob("*.safetensors"), None)
+    if file is not None:
+        log_next(command_line("search", options.output, file, "--index", 0))
     return 1 if summary.num_incomplete else 0
 
 
