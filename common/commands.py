@@ -37,7 +37,6 @@ COMMANDS = {
     "train": Command("train", "pre-train, fine-tune or probe a model"),
     "features": Command("extract_features", "extract features with any encoder"),
     "search": Command("search", "find the moments of videos that look like a query"),
-    "search": Command("search", "find the moments that look like one of a video"),
     "evaluate": Command("evaluate", "evaluate a classifier on held-out videos"),
     "visualize": Command("visualize", "show what a model reconstructs"),
     "export": Command("export", "import weights, or export them to other projects"),
