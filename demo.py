@@ -91,8 +91,7 @@ def demonstrate_own(words: list[str], folder: Path) -> None:
     pretrain(folder, *settings)
     show(folder, validation)
     if read_dataset_info(train).has_one_label:
-        compared = (train, validation, "--model", folder / "run", "--output", folder)
-        run_step("benchmarks.linear_baseline", *compared)
+        run_step("compare", shards, "--models", folder / "run", "--output", folder / "comparison")
 
 
 def pretrain(folder: Path, *settings: str) -> None:

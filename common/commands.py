@@ -36,6 +36,7 @@ COMMANDS = {
     "doctor": Command("doctor", "check this machine, and estimate a run"),
     "train": Command("train", "pre-train, fine-tune or probe a model"),
     "features": Command("extract_features", "extract features with any encoder"),
+    "compare": Command("compare", "compare encoders on your labeled videos"),
     "search": Command("search", "find the moments of videos that look like a query"),
     "evaluate": Command("evaluate", "evaluate a classifier on held-out videos"),
     "visualize": Command("visualize", "show what a model reconstructs"),

@@ -68,8 +68,8 @@ def test_a_model_of_ones_own_videos_is_compared_on_those_held_out(
         "data.frame_stride=1",
     ]
     step, words = steps[-1]
-    assert step == "benchmarks.linear_baseline"
-    assert words[:2] == ["mine/shards/train", "mine/shards/validation"]
+    assert step == "compare"
+    assert words == ["mine/shards", "--models", "mine/run", "--output", "mine/comparison"]
 
 
 def test_shards_by_time_are_trained_on_by_time(steps: list[Step], synthetic_videos: Path) -> None:

@@ -100,29 +100,47 @@ def choose_neighbors(labels: Int[Tensor, " V"], neighbors: int | None = None) ->
     return neighbors
 
 
-def predict_by_neighbors(
-    queries: Videos, references: Videos, num_neighbors: int
-) -> Int[Tensor, " Q"]:
-    """Classify by k-NN; a query without an allowed neighbor gets NO_CLASS.
+class Neighbors(NamedTuple):
+    """The k nearest references of each query, the nearest first."""
 
-    Each of the nearest neighbors by cosine similarity s of centered features votes for its class
-    with the weight exp(s / KNN_TEMPERATURE). Features that are the same in all videos change
-    nothing.
+    references: Int[Tensor, "Q k"]
+    # Cosine similarities of centered features, -inf of references that are not allowed.
+    similarities: Float[Tensor, "Q k"]
+
+
+def find_neighbors(queries: Videos, references: Videos, num_neighbors: int) -> Neighbors:
+    """Find the nearest neighbors of queries among the references that are allowed.
+
+    Features that are the same in all videos change nothing.
     """
     # Features of a masked autoencoder have a large mean, beside which all are alike.
     center = references.features.mean(dim=0)
     directions = F.normalize(references.features - center, dim=1)
     num_neighbors = min(num_neighbors, len(directions))
-    predicted = []
+    indices = []
+    similarities = []
     for block in split_queries(queries, len(directions)):
         similarity = F.normalize(block.features - center, dim=1) @ directions.T
         allowed = find_allowed(block.identities, references.identities)
         nearest = similarity.masked_fill(~allowed, -torch.inf).topk(num_neighbors, dim=1)
-        weights = (nearest.values / KNN_TEMPERATURE).exp()
-        votes = F.one_hot(references.labels[nearest.indices]) * weights[..., None]
-        classes = votes.sum(dim=1).argmax(dim=1)
-        predicted.append(classes.where(allowed.any(dim=1), NO_CLASS))
-    return torch.cat(predicted)
+        indices.append(nearest.indices)
+        similarities.append(nearest.values)
+    return Neighbors(torch.cat(indices), torch.cat(similarities))
+
+
+def predict_by_neighbors(
+    queries: Videos, references: Videos, num_neighbors: int
+) -> Int[Tensor, " Q"]:
+    """Classify by k-NN; a query without an allowed neighbor gets NO_CLASS.
+
+    Each of the nearest neighbors, at similarity s, votes for its class with the weight
+    exp(s / KNN_TEMPERATURE).
+    """
+    neighbors = find_neighbors(queries, references, num_neighbors)
+    weights = (neighbors.similarities / KNN_TEMPERATURE).exp()
+    votes = F.one_hot(references.labels[neighbors.references]) * weights[..., None]
+    has_neighbor = weights.any(dim=1)
+    return votes.sum(dim=1).argmax(dim=1).where(has_neighbor, NO_CLASS)
 
 
 def predict_by_nearest(queries: Videos, references: Videos) -> Int[Tensor, " Q"]:

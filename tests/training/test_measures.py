@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 from made_videos import encode, write_shards
+from sklearn.linear_model import RidgeClassifier
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from adamae.common.errors import InputError
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.frozen_classifiers import (
     ATTENTIVE_PENALTIES,
     RIDGE_PENALTIES,
+    RidgePath,
     fit_attentive,
     fit_linear,
     split_folds,
@@ -171,6 +175,20 @@ def test_classifiers_learn_what_is_there_and_nothing_else(
         accuracies.append((fitted.predicted == queries.labels).float().mean())
     assert accuracies[0] > 0.9
     assert accuracies[1] < 0.7
+
+
+def test_ridge_regression_is_that_of_scikit_learn() -> None:
+    """Also with a feature that never changes, and with more features than videos."""
+    for num_features in (30, 100):
+        videos = make_clusters(90, num_features)
+        videos.features.mul_(0.2)[:, -1] = 7
+        training = videos.select(slice(60))
+        path = RidgePath(training, 3)
+        for penalty in (1.0, 100.0, 1e4):
+            peer = make_pipeline(StandardScaler(), RidgeClassifier(penalty))
+            peer.fit(training.features.numpy(), training.labels.numpy())
+            expected = peer.predict(videos.features.numpy())
+            assert path.predict(videos.features, penalty).tolist() == expected.tolist()
 
 
 def test_no_group_is_in_two_folds() -> None:
