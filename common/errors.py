@@ -42,7 +42,7 @@ DISK_ERRORS = (
 # not tried again, and what was only stopped is. The last three are sysexits.h's EX_UNAVAILABLE,
 # EX_IOERR and EX_TEMPFAIL.
 BAD_INPUT = 2
-# Another rank does not answer: the same command continues.
+# Another rank or object storage does not answer: the same command continues.
 UNAVAILABLE = 69
 DISK_ERROR = 74
 # A signal has stopped a run, which has saved a checkpoint: the same command continues.

@@ -18,7 +18,7 @@ import fsspec
 from pebble.concurrent import thread
 
 from adamae.common.atomic_io import atomic_write
-from adamae.common.errors import InputError
+from adamae.common.errors import BAD_INPUT, UNAVAILABLE, InputError
 
 # Of one request.
 MAX_ATTEMPTS = 4
@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 class StorageError(InputError):
     """Object storage has failed or refuses a request, which says nothing about the file."""
+
+    exit_code = UNAVAILABLE
 
 
 class MissingFileError(StorageError):
@@ -232,10 +234,15 @@ class ObjectStore:
             # The client of every store has a family of errors of its own.
             except Exception as error:
                 is_missing = _is_missing(error)
-                if is_missing or isinstance(error, FINAL_ERRORS) or number == MAX_ATTEMPTS - 1:
+                is_final = is_missing or isinstance(error, FINAL_ERRORS)
+                if is_final or number == MAX_ATTEMPTS - 1:
                     kind = MissingFileError if is_missing else StorageError
                     location = f"{self.url}/{name}" if name else self.url
-                    raise kind(f"{location} cannot be {action}: {_explain(error)}") from error
+                    failure = kind(f"{location} cannot be {action}: {_explain(error)}")
+                    if is_final:
+                        # The same command would fail again.
+                        failure.exit_code = BAD_INPUT
+                    raise failure from error
                 time.sleep(PAUSE_S * 2**number)
         raise AssertionError
 

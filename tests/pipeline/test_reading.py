@@ -19,7 +19,7 @@ from object_store import Kind, S3Server, request, upload
 from pebble.concurrent import thread
 from processes import wait_for
 
-from adamae.common.errors import InputError
+from adamae.common.errors import BAD_INPUT, UNAVAILABLE, InputError
 from adamae.common.jsonl import append_line
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.chunks import Chunk
@@ -198,8 +198,11 @@ def test_every_request_has_a_limit_in_time_and_says_the_code_of_the_store(
     client = ObjectStore("s3://bucket/new", timeout=0.2 if kind == "silent" else 60)
     (tmp_path / "file").write_bytes(b"content")
     store.inject(kind, code=code)
-    with pytest.raises(StorageError, match=rf"s3://bucket/new.* cannot be {action}: {says}"):
+    message = rf"s3://bucket/new.* cannot be {action}: {says}"
+    with pytest.raises(StorageError, match=message) as failure:
         REQUESTS[action](client, tmp_path / "file")
+    # Where the store has refused, the same command fails again.
+    assert failure.value.exit_code == (BAD_INPUT if kind == "403" else UNAVAILABLE)
 
 
 def test_a_bucket_that_does_not_exist_is_no_missing_file(store: S3Server) -> None:
