@@ -135,6 +135,8 @@ def test_tars_of_features_are_searched(folder: Path, tmp_path: Path) -> None:
     assert find(tmp_path, query, tmp_path / "of tars", "--at", "1") == expected
 
 
+# It imports transformers, which takes ten seconds.
+@pytest.mark.slow
 def test_features_of_another_projects_model_are_searched(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "videos").symlink_to(folder / "videos")
     encoder_models.IMAGE_CASES["dinov2"].write(tmp_path / "model.safetensors")

@@ -300,11 +300,14 @@ def compute_checksums(arrays: Arrays, metadata: dict[str, Any]) -> dict[str, int
 
     There is one for each, so that features can be read without the tokens beside them.
     """
-    described = {name: value for name, value in metadata.items() if name != CHECKSUMS}
-    checksums = {"": zlib.crc32(json.dumps(described, sort_keys=True).encode())}
+    described = dict(metadata)
+    # They do not describe themselves.
+    described.pop(CHECKSUMS, None)
+    text = json.dumps(described, sort_keys=True)
+    checksums = {"": zlib.crc32(text.encode())}
     for name, array in arrays.items():
-        start = zlib.crc32(f"{array.dtype} {array.shape}".encode())
-        checksums[name] = zlib.crc32(np.ascontiguousarray(array).data, start)
+        of_shape = zlib.crc32(f"{array.dtype} {array.shape}".encode())
+        checksums[name] = zlib.crc32(np.ascontiguousarray(array).data, of_shape)
     return checksums
 
 

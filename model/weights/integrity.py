@@ -1,10 +1,10 @@
 """Tells damaged weights: hashes of tensors, and of the files of a checkpoint."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -32,17 +32,19 @@ def hash_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
     # four.
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = list(pool.map(_hash_tensor, (tensors[name] for name in names)))
-    described: list[Any] = [*zip(names, digests, strict=True)]
-    for name, text in sorted((metadata or {}).items()):
-        if name != HASH:
-            described.append((name, text))
-    return hashlib.sha256(repr(described).encode()).hexdigest()
+    description = {"tensors": dict(zip(names, digests, strict=True))}
+    description["metadata"] = dict(metadata or {})
+    # It does not describe itself.
+    description["metadata"].pop(HASH, None)
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_tensor(value: Tensor) -> str:
     digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode())
-    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(data.numpy().data)
+    on_cpu = value.detach().cpu().contiguous()
+    # NumPy has no bf16.
+    as_bytes = on_cpu.reshape(-1).view(torch.uint8)
+    digest.update(as_bytes.numpy().data)
     return digest.hexdigest()
 
 
