@@ -6,7 +6,8 @@ See docs/weights.md.
 import os
 import sys
 
-from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.load_adamae import load_adamae
+from adamae.model.weights.load_model import load_encoder
 
 # torch.hub removes the entry that it has put on sys.path, and fails if it is gone. Importing adamae
 # has removed it.

@@ -62,9 +62,9 @@ from adamae.figures.reconstruction import (
 )
 from adamae.figures.sheet import render_animation, save_animation, save_image
 from adamae.model.adamae import AdaMAE
+from adamae.model.load_adamae import load_adamae
 from adamae.model.maps import reconstruct
 from adamae.model.weights.find_weights import find_file, run_of
-from adamae.model.weights.load_model import load_adamae
 from adamae.model.weights.read_config import trained_rate
 from adamae.pipeline.config import DataConfig
 from adamae.training.remote_run import local_run

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adamae.model.weights.load_model import load_adamae, load_encoder
+    from adamae.model.load_adamae import load_adamae
+    from adamae.model.weights.load_model import load_encoder
     from adamae.pipeline.clip_dataset import ClipDataset
 
 __version__ = "0.1.0.dev0"
@@ -26,7 +27,7 @@ if (ROOT / "adamae").is_dir() and (ROOT / "pyproject.toml").is_file():
 
 _MODULES = {
     "ClipDataset": "adamae.pipeline.clip_dataset",
-    "load_adamae": "adamae.model.weights.load_model",
+    "load_adamae": "adamae.model.load_adamae",
     "load_encoder": "adamae.model.weights.load_model",
 }
 

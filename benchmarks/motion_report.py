@@ -34,8 +34,8 @@ from adamae.common.locations import local_path
 from adamae.figures.clips import Clip, read_clips
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.model.load_adamae import load_adamae
 from adamae.model.maps import explain_bad_logits
-from adamae.model.weights.load_model import load_adamae
 from adamae.model.weights.read_config import trained_rate
 from adamae.pipeline.config import DataConfig
 

@@ -43,6 +43,14 @@ if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys() and
     os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
+def is_structure_only() -> bool:
+    """Return whether modules are made without memory, so that weights need not be read.
+
+    That is under `torch.device("meta")`, where the memory of a step is predicted.
+    """
+    return torch.get_default_device().type == "meta"
+
+
 def choose_device(kind: str = "auto", index: int = 0) -> torch.device:
     """Return the CPU or a GPU; `kind` is auto (a GPU if there is one), cpu or cuda.
 

@@ -99,9 +99,9 @@ class ModelConfig:
     target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
     """what the decoder predicts: pixels, how much patches move, or a frozen teacher's features"""
     teacher: str = option("", free=True)
-    """with target=teacher: a run or weights, or a folder with an image encoder of timm"""
+    """with target=teacher: a run or weights, a folder of transformers or timm, or hf://user/name"""
     teacher_image_size: int | None = option(None, at_least=1)
-    """side in pixels that an image encoder's frames are scaled to; null: as it was trained"""
+    """side in pixels that the teacher's frames are scaled to; null: as it was trained"""
     loss: Literal["mse", "l1", "smooth-l1", "cosine"] = "mse"
     """mean squared or absolute error, Table 1 (d); of features also smooth L1 or 1 - cosine"""
     normalize_target: bool = True
@@ -164,8 +164,8 @@ class ModelConfig:
         is_teacher = self.target == "teacher"
         if is_teacher and not self.teacher:
             raise InputError(
-                "model.target=teacher needs model.teacher: set it to a run or weights, or an image"
-                " encoder's folder"
+                "model.target=teacher needs model.teacher: set it to a run or weights, a folder of"
+                " transformers or timm, or hf://user/name"
             )
         if self.teacher and not is_teacher:
             raise InputError(

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
+from adamae.common.devices import is_structure_only
 from adamae.common.errors import InputError
 
 # Of each kind of fault, in a message.
@@ -22,11 +23,12 @@ def load_weights(module: nn.Module, state_dict: StateDict, parts: tuple[str, ...
     """Load the weights whose names start with one of `parts`, all others stay as they are.
 
     Raise InputError, with all differences, unless they are the weights of these parts of the
-    module.
+    module. A module without memory takes none.
     """
     weights = select(state_dict, parts)
     check_keys(shapes(select(module.state_dict(), parts)), shapes(weights))
-    module.load_state_dict(weights, strict=False)
+    if not is_structure_only():
+        module.load_state_dict(weights, strict=False)
 
 
 def select(state_dict: StateDict, parts: str | tuple[str, ...]) -> StateDict:

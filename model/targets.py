@@ -65,7 +65,7 @@ class Target(nn.Module):
 def make_target(config: ModelConfig, teacher: FrozenTeacher | None = None) -> Target:
     """Make the target that model.target names.
 
-    teacher: what `model.weights.teachers.make_teacher` makes of model.teacher.
+    teacher: what `model.encoders.teacher.make_teacher` makes of model.teacher.
     """
     return find_class(TARGETS, config.target)(config, teacher)
 
@@ -162,7 +162,7 @@ class TeacherTarget(Target):
         if teacher is None:
             raise InputError(
                 "model.target=teacher needs a teacher: make it by"
-                " model.weights.teachers.make_teacher"
+                " model.encoders.teacher.make_teacher"
             )
         self.num_values = teacher.width
         self.teacher = teacher

@@ -89,7 +89,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, synthetic_shards: Path) ->
     model = AdaMAE(ModelConfig("tiny"))
     save_file(model.state_dict(), checkpoint / "model.safetensors")
     # JSON is YAML, too.
-    config = json.dumps({"model": vars(model.config)})
+    config = json.dumps({"model": vars(model.config), "data": {"frame_stride": 4}})
     (folder / "runs/mine/config.yaml").write_text(config)
     return folder
 

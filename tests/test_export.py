@@ -19,11 +19,12 @@ from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import Probe, VideoClassifier
 from adamae.model.config import ModelConfig
+from adamae.model.encoders.teacher import make_teacher
+from adamae.model.load_adamae import load_adamae
 from adamae.model.targets import make_target
 from adamae.model.weights import pretrained
 from adamae.model.weights.external_layouts import to_external
-from adamae.model.weights.load_model import load_adamae, load_encoder
-from adamae.model.weights.teachers import make_teacher
+from adamae.model.weights.load_model import load_encoder
 from adamae.pipeline.decoding.video_source import Scaler
 from adamae.pipeline.planning.crops import view_crop
 

@@ -23,8 +23,9 @@ from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import VideoClassifier
 from adamae.model.encoders.open_encoder import open_encoder
+from adamae.model.load_adamae import load_adamae
 from adamae.model.weights import pretrained
-from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.read_config import trained_rate
 from adamae.training.remote_run import local_run
 

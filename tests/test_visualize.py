@@ -20,9 +20,9 @@ from adamae.figures.sheet import GAP, Layout
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import VideoClassifier
 from adamae.model.config import ModelConfig
+from adamae.model.load_adamae import load_adamae
 from adamae.model.maps import interpolate_from_visible, reconstruct
 from adamae.model.weights import pretrained
-from adamae.model.weights.load_model import load_adamae
 from adamae.pipeline.config import DataConfig
 
 CONFIG = {

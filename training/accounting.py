@@ -26,7 +26,7 @@ from adamae.common.errors import InputError
 from adamae.common.logging import format_bytes
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
-from adamae.model.weights.teachers import Teacher
+from adamae.model.encoders.teacher import Teacher
 from adamae.pipeline.config import DataConfig
 from adamae.training.config import TrainConfig
 from adamae.training.optimizer import update

@@ -10,5 +10,6 @@
 | images | makes an encoder of clips of an image model, frame by frame |
 | transformers_images, timm_images | adapt image models of transformers and timm |
 | transformers_models, folders | load models from the folders of these libraries |
+| teacher | lets a student learn the features of an encoder |
 | normalization | rescales and normalizes frames as each model was trained |
 """

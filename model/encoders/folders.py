@@ -1,10 +1,8 @@
-"""What folders of transformers and timm have in common: safetensors alone, no code of theirs."""
+"""What folders of transformers and timm have in common: safetensors alone, no code in them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
 
 from adamae.common.errors import InputError
 
@@ -35,11 +33,3 @@ def explain_damage(folder: Path, library: str) -> Iterator[None]:
 def first_words(error: Exception) -> str:
     """Return the text of a library's error on one line, as far as a sentence can hold it."""
     return " ".join(str(error).split())[:300]
-
-
-def is_structure_only() -> bool:
-    """Return whether models are made without memory, so that weights need not be read.
-
-    That is under `torch.device("meta")`, where the memory of a step is predicted.
-    """
-    return torch.get_default_device().type == "meta"

@@ -32,11 +32,12 @@ class Normalization(nn.Module):
     ) -> None:
         """mean, std: of the three channels, after pixels of 0 to 255 were rescaled."""
         super().__init__()
+        # Buffers that are part of the state: a hash of an encoder is one of its normalization, too.
         deviation = torch.tensor(std, dtype=torch.float64)
         scale = factor / deviation
         shift = (offset - torch.tensor(mean, dtype=torch.float64)) / deviation
-        self.register_buffer("scale", scale.float().view(3, 1, 1), persistent=False)
-        self.register_buffer("shift", shift.float().view(3, 1, 1), persistent=False)
+        self.register_buffer("scale", scale.float().view(3, 1, 1))
+        self.register_buffer("shift", shift.float().view(3, 1, 1))
 
     def forward(self, frames: UInt8[Tensor, "*B H W C"]) -> Float[Tensor, "*B C H W"]:
         """Normalize frames, and put channels before pixels."""

@@ -8,14 +8,18 @@ from pkgutil import resolve_name
 from typing import Any, get_args
 
 from adamae.common.errors import InputError
+from adamae.common.locations import local_path
 from adamae.model.encoders.encoder import Encoder
 from adamae.model.encoders.images import FrameEncoder, FramePooling
+from adamae.model.weights.find_weights import find_file
 from adamae.model.weights.hub import find_model
 from adamae.model.weights.tensor_files import read_json, read_shapes
 
 OWN = "adamae.model.encoders.own:OwnEncoder"
 TIMM = "adamae.model.encoders.timm_images:TimmEncoder"
 VJEPA2_1 = "adamae.model.encoders.vjepa2_1:VJepa21Encoder"
+# In the files of V-JEPA 2 and 2.1. A VideoMAE has no bias of keys.
+VJEPA2_NAMES = {"backbone.patch_embed.proj.weight", "backbone.blocks.0.attn.qkv.bias"}
 _IMAGES = "adamae.model.encoders.transformers_images"
 # By the model_type in the config.json of transformers. Classes are named, not imported: each
 # library takes seconds.
@@ -58,8 +62,7 @@ def open_encoder(
     Raise InputError if there is no such encoder, or it does not take such clips.
     """
     _check_frames(frames, num_frames)
-    is_on_hub = str(spec).startswith("hf://")
-    path = find_model(str(spec)) if is_on_hub else Path(spec)
+    path = find_encoder(spec)
     encoder: Encoder = choose_kind(path)(path, num_frames, _as_sides(image_size))
     encoder.name = str(spec).removeprefix("hf://")
     if isinstance(encoder, FrameEncoder):
@@ -70,6 +73,23 @@ def open_encoder(
             " it out"
         )
     return encoder.requires_grad_(False).eval()
+
+
+def find_encoder(spec: str | Path) -> Path:
+    """Return the folder or file of an encoder; that of hf://user/name is downloaded once.
+
+    Raise InputError if there is no such model on the Hub, or the Hub cannot be reached.
+    """
+    if str(spec).startswith("hf://"):
+        return find_model(str(spec))
+    return local_path(str(spec))
+
+
+def list_files(path: Path) -> list[Path]:
+    """List the files that an encoder is read from: its weights, and what describes them."""
+    if path.is_file() or choose_kind(path) is resolve_name(OWN):
+        return [find_file(path)]
+    return sorted([*path.glob("*.json"), *path.glob("*.safetensors")])
 
 
 def _as_sides(image_size: int | list[int] | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -115,4 +135,4 @@ def choose_kind(path: Path) -> Any:
 
 def _is_vjepa2(file: Path) -> bool:
     """Return whether a file holds an encoder of V-JEPA 2 or 2.1 as its authors publish it."""
-    return any(name.startswith("backbone.patch_embed.") for name in read_shapes(file))
+    return read_shapes(file).keys() >= VJEPA2_NAMES

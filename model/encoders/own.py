@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from adamae.common.devices import is_structure_only
 from adamae.common.errors import InputError
 from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from adamae.model.channels import Clip
 from adamae.model.encoder import Features, encode
 from adamae.model.encoders.encoder import Encoder
-from adamae.model.encoders.folders import is_structure_only
 from adamae.model.encoders.normalization import Normalization, Processor, find_processor
 from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.read_config import trained_rate
@@ -28,6 +28,8 @@ class OwnEncoder(Encoder):
         if image_size is not None:
             changes["image_size"] = list(image_size)
         self.model = load_encoder(path, **changes)
+        # All tokens are encoded, and none is selected.
+        self.model.token_sampler = None
         config = self.model.config
         self.num_frames = config.num_frames
         self.image_size = config.frame_size

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from adamae.common.devices import is_structure_only
 from adamae.common.errors import InputError
 from adamae.model.encoder import Features
 from adamae.model.encoders.folders import (
     explain_damage,
     first_words,
-    is_structure_only,
     require_safetensors,
 )
 from adamae.model.encoders.images import DEFAULT_FRAMES, FrameEncoder

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import UInt8
@@ -121,6 +122,7 @@ class Siglip2Encoder(ImageEncoder):
         )
         # No patch is padding.
         is_patch = torch.ones(patches.shape[:2], dtype=torch.int32, device=patches.device)
-        shape = torch.tensor(self.grid[1:]).expand(len(images), 2)
-        output = self.model(patches, pixel_attention_mask=is_patch, spatial_shapes=shape)
+        # The model reads these on the host, one by one: from a GPU, each would wait for it.
+        shapes = np.tile(self.grid[1:], (len(images), 1))
+        output = self.model(patches, pixel_attention_mask=is_patch, spatial_shapes=shapes)
         return Features(output.pooler_output, output.last_hidden_state)

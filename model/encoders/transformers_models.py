@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from adamae.common.devices import is_structure_only
 from adamae.common.errors import InputError
-from adamae.model.encoders.folders import explain_damage, is_structure_only, require_safetensors
+from adamae.model.encoders.folders import explain_damage, require_safetensors
 
 
 def import_transformers() -> Any:

@@ -8,7 +8,6 @@
 | external_layouts | converts weights of the authors, VideoMAE, Hugging Face and timm |
 | read_config | learns a model's configuration from its run, its metadata or its shapes |
 | pretrained | loads weights with their configuration, checks both, and saves them |
-| load_model | makes models for inference from a path |
+| load_model | makes encoders for inference from a path |
 | warm_start | starts a new model of another shape from weights |
-| teachers | makes frozen encoders that a student learns from |
 """

@@ -67,7 +67,7 @@ def _check_pickles(folder: Path, name: str) -> None:
     """Raise InputError for a model of transformers or timm that has no safetensors.
 
     folder: what describes it, which is downloaded already. Only VideoMAE's pickles are read, by
-    model.weights.tensor_files, which runs no code of theirs.
+    model.weights.tensor_files, which runs no code in them.
     """
     file = folder / "config.json"
     description = read_json(file, file, dict[str, Any]) if file.is_file() else {}

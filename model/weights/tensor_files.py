@@ -97,7 +97,8 @@ def _read_header(file: Path) -> StateDict:
             entry = opened.get_slice(name)
             # Which type of float it is makes no difference to the shape.
             dtype = torch.int64 if entry.get_dtype() == "I64" else torch.float32
-            tensors[name] = torch.zeros((), dtype=dtype).expand(entry.get_shape())
+            zero = torch.zeros((), dtype=dtype, device="cpu")
+            tensors[name] = zero.expand(entry.get_shape())
     return tensors
 
 

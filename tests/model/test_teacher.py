@@ -1,4 +1,4 @@
-"""Features of frozen teachers as the target: of this project and of timm, with random weights."""
+"""Features of frozen teachers as the target, with random weights."""
 
 import shutil
 from dataclasses import replace
@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from encoder_models import VIDEO_CASES
 from material import random_clip, small
 from timm.models import save_for_hf
 from torch import Tensor
@@ -16,11 +17,13 @@ from torch import Tensor
 from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.model.encoders.open_encoder import open_encoder
+from adamae.model.encoders.teacher import hash_teacher, make_teacher
+from adamae.model.load_adamae import load_adamae
 from adamae.model.maps import reconstruct
 from adamae.model.targets import Target, fit_to_grid, make_target
-from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.pretrained import load, make_metadata, save
-from adamae.model.weights.teachers import hash_teacher, make_teacher
 from adamae.training.parallelize import compile_in_place
 
 # Of the images that the teachers of timm were trained with.
@@ -109,6 +112,30 @@ def test_a_teacher_of_timm_sees_normalized_frames_one_by_one(timm_vit: Path) -> 
     larger = target_of(teach(timm_vit, teacher_image_size=64)).prepare(clip)
     assert larger.shape == expected.shape
     assert not torch.allclose(larger, expected)
+
+
+@torch.no_grad()
+def test_a_teacher_of_transformers_sees_scaled_clips(tmp_path: Path) -> None:
+    """It imports transformers, which takes seconds."""
+    VIDEO_CASES["vjepa2"].write(tmp_path)
+    config = teach(tmp_path, num_frames=6, image_size=64)
+    clip = random_clip(config)
+    images = clip.flatten(0, 1).movedim(-1, 1).float()
+    scaled = F.interpolate(images, (32, 32), mode="bilinear", antialias=True).round().byte()
+    encoder = open_encoder(tmp_path, num_frames=6)
+    tokens = encoder.tokens(scaled.movedim(1, -1).unflatten(0, (2, 6)))
+    expected = fit_to_grid(tokens.unflatten(1, (3, 2, 2)), config.grid)
+    torch.testing.assert_close(target_of(config).prepare(clip), expected)
+    # As large as the clips, nothing is scaled.
+    tokens = open_encoder(tmp_path, num_frames=6, image_size=64).tokens(clip)
+    expected = fit_to_grid(tokens.unflatten(1, (3, 4, 4)), config.grid)
+    large = teach(tmp_path, num_frames=6, image_size=64, teacher_image_size=64)
+    torch.testing.assert_close(target_of(large).prepare(clip), expected)
+    # What describes the model is part of the digest.
+    digest = hash_teacher(config)
+    file = tmp_path / "video_preprocessor_config.json"
+    file.write_text(file.read_text().replace("0.485", "0.5"))
+    assert hash_teacher(config) != digest
 
 
 @torch.no_grad()
@@ -218,7 +245,7 @@ def test_weights_are_loaded_without_the_teacher_they_learned_from(
     teacher.unlink()
     assert load(student).config == config
     load_encoder(student).encode(random_clip(config))
-    with pytest.raises(InputError, match=r"the teacher .*gone.safetensors does not exist"):
+    with pytest.raises(InputError, match=r"model.teacher=.* cannot be used: .* does not exist"):
         load_adamae(student)
 
 
@@ -229,17 +256,12 @@ def test_a_teacher_that_does_not_fit_is_one_sentence(
         with pytest.raises(InputError, match=sentence):
             student_of(teach(teacher, **changes))
 
-    refused("takes clips of num_frames 4, and model.num_frames is 8", own, num_frames=8)
-    refused("takes clips of image_size .*32.*, and model.image_size is .*64", own, image_size=64)
-    refused("takes clips of in_channels 3, and model.in_channels is 5", own, in_channels=5)
-    refused("takes RGB, and model.in_channels is 1", timm_vit, in_channels=1)
-    refused("does not exist: set model.teacher", tmp_path / "none")
+    refused("it takes 3 channels, and model.in_channels is 5", own, in_channels=5)
+    refused("it takes 3 channels, and model.in_channels is 1", timm_vit, in_channels=1)
+    refused("model.teacher=.*none cannot be used: .* does not exist", tmp_path / "none")
     refused("model.teacher=.* holds no checkpoint yet", tmp_path)
-    # A config.json makes it a folder of timm or of transformers.
-    (tmp_path / "config.json").write_text('{"architecture": "no_such_model"}')
-    refused(r"cannot be loaded \(.*no_such_model", tmp_path)
     (tmp_path / "config.json").write_text("{")
     refused("config.json is damaged", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    refused("it is a bert of transformers: take that encoder from timm", tmp_path)
-    refused(r"does not take clips|cannot be loaded", timm_vit, teacher_image_size=8)
+    refused("is a bert of transformers, which no encoder here is for", tmp_path)
+    refused("does not take images of 8×8 pixels", timm_vit, teacher_image_size=8)

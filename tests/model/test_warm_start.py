@@ -17,9 +17,10 @@ from adamae.common.errors import InputError
 from adamae.model.adamae import AdaMAE
 from adamae.model.classifier import VideoClassifier
 from adamae.model.config import Grid
+from adamae.model.load_adamae import load_adamae
 from adamae.model.weights import pretrained
 from adamae.model.weights.external_layouts import to_external
-from adamae.model.weights.load_model import load_adamae, load_encoder
+from adamae.model.weights.load_model import load_encoder
 from adamae.model.weights.warm_start import adapt_weights, warm_start
 
 POSITIONS = "token_sampler.positions"

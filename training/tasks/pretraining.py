@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from adamae.common.logging import log as log_line
 from adamae.model.adamae import AdaMAE, Output
+from adamae.model.encoders.teacher import hash_teacher, make_teacher
 from adamae.model.maps import reconstruct
 from adamae.model.targets import make_target
 from adamae.model.weights import pretrained
-from adamae.model.weights.teachers import hash_teacher, make_teacher
 from adamae.model.weights.warm_start import warm_start
 from adamae.pipeline.loader import Batch
 from adamae.pipeline.shards.dataset import ShardDataset
