@@ -19,11 +19,13 @@ from adamae.common.errors import STOPPED, InputError
 from adamae.model.weights import pretrained
 from adamae.model.weights.read_config import run_config
 from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
+from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.train import train
 from adamae.training.config import parse
 from adamae.training.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
+KNN = "evaluation/knn_top1"
 
 
 def start(arguments: list[str], folder: Path) -> ForkServerProcess:
@@ -286,3 +288,25 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     shutil.rmtree(tmp_path / "run on intact")
     monkeypatch.setattr("adamae.train.TrainingPlan", PlanThatKnows)
     assert train_on(intact) == curve
+
+
+@pytest.mark.slow
+def test_a_labeled_run_with_damaged_videos_is_evaluated_and_resumes(
+    arguments: list[str], synthetic_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are references of k-NN, too, at every evaluation and where a run resumes."""
+    samples = ShardDataset.open(synthetic_shards).samples
+    keys = {samples[index].key for index in (1, 6, 11)}
+    broken = broken_copy(synthetic_shards, tmp_path / "broken", keys)
+    evaluation = [f"evaluation.shards={synthetic_shards}", "evaluation.every=3"]
+    config = parse([*arguments, f"data.shards={broken.folder}", *evaluation])
+    assert train(config)
+    metrics = tmp_path / "run/metrics.jsonl"
+    assert [row["step"] for row in read_rows(tmp_path / "run") if KNN in row] == [3, 6]
+    assert "3 of 16 neighbors of k-NN cannot be decoded" in capsys.readouterr().err
+    # A kill between the checkpoint and its evaluation.
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if KNN not in line))
+    assert train(config)
+    assert [row["step"] for row in read_rows(tmp_path / "run") if KNN in row] == [3, 6]
