@@ -43,17 +43,21 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from adamae.common.arithmetic import ceil_div
+from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning import rng
 from adamae.pipeline.planning.rng import Purpose
+from adamae.pipeline.reading.cache import locked
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import UNLABELED
-from adamae.pipeline.shards.index import Tables
+from adamae.pipeline.shards.index import BLOCK_ROWS, Tables
 
+# Datasets with more samples than this keep their subsets in the cache; fewer take .2 s.
+STORED_ABOVE = 2**20
 # The most decodes of a node whose datasets are drawn at once, in .5 ms.
 MIX_BLOCK = 2**13
 # A window may be small, or all its videos may be broken: then, any video of the dataset is tried.
@@ -429,12 +433,48 @@ def choose_subset(dataset: ShardDataset, config: DataConfig) -> Samples:
         raise InputError(
             f"data.subset is {count}, but {dataset.folder} holds only {len(dataset.samples)} videos"
         )
-    # Big-endian words, whose order is that of the hashes.
-    words = dataset.column("sha256").view(">u8").reshape(-1, 4)
-    # Those with the smallest hashes are chosen. Another subset_seed flips other bits, so that
-    # others are the smallest.
-    flipped_bits = np.uint64(config.subset_seed * GOLDEN % 2**64)
-    first_word = words[:, 0] ^ flipped_bits
+    if len(dataset.samples) <= STORED_ABOVE:
+        return _find_smallest_hashes(dataset, count, config.subset_seed)
+    # A pass over 100 million hashes takes minutes, so one process of the node makes it. All others,
+    # decode workers too, and all evaluations map what it has found.
+    name = f"{dataset.digest}-{count}-{config.subset_seed}.npy"
+    file = dataset.cache.folder / "subsets" / name
+    with locked(file):
+        if not file.exists():
+            with atomic_write(file) as temporary, temporary.open("wb") as output:
+                np.save(output, _find_smallest_hashes(dataset, count, config.subset_seed))
+    return np.asarray(np.load(file, mmap_mode="r"))
+
+
+def _find_smallest_hashes(dataset: ShardDataset, count: int, seed: int) -> Ints:
+    """Return the samples with the `count` smallest hashes, ascending.
+
+    Another seed flips other bits, so that others are the smallest. Memory is bounded by `count` and
+    the size of a block: of the blocks so far, only the `count` smallest hashes are kept.
+    """
+    flipped_bits = np.uint64(seed * GOLDEN % 2**64)
+    limit = np.uint64(2**64 - 1)
+    hashes = np.empty((0, 4), np.uint64)
+    samples = np.empty(0, np.int64)
+    start = 0
+    for block in chain.from_iterable(part.read_hashes() for part in dataset.parts):
+        block[:, 0] ^= flipped_bits
+        in_block = np.flatnonzero(block[:, 0] <= limit)
+        hashes = np.concatenate((hashes, block[in_block]))
+        samples = np.concatenate((samples, start + in_block))
+        start += len(block)
+        # Seldom enough for the cost of sorting to be that of a few blocks.
+        if len(samples) > 2 * count + BLOCK_ROWS:
+            smallest = _sort_hashes(hashes)[:count]
+            limit = hashes[smallest[-1], 0]
+            # In the order of the samples, by which copies of a video are told apart.
+            smallest.sort()
+            hashes = hashes[smallest]
+            samples = samples[smallest]
+    return np.sort(samples[_sort_hashes(hashes)[:count]])
+
+
+def _sort_hashes(hashes: UInt64[np.ndarray, "rows 4"]) -> Ints:
+    """Return the order of hashes; equal ones keep theirs."""
     # lexsort takes the most significant key last.
-    order = np.lexsort((words[:, 3], words[:, 2], words[:, 1], first_word))
-    return np.sort(order[:count])
+    return np.lexsort((hashes[:, 3], hashes[:, 2], hashes[:, 1], hashes[:, 0]))

@@ -111,7 +111,7 @@ class ShardCache:
         dataset, name = url.rsplit("/", 1)
         stem, dot, suffix = name.rpartition(".")
         folder = hashlib.sha256(dataset.encode()).hexdigest()[:16]
-        return self._folder / folder / f"{stem}-{sha256[:16]}{dot}{suffix}"
+        return self.folder / folder / f"{stem}-{sha256[:16]}{dot}{suffix}"
 
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
         """Download a table, unless there is a copy; tables do not count towards data.cache_gib."""
@@ -153,13 +153,14 @@ class ShardCache:
         """Say once that the cache is full."""
         if not self._is_full:
             log(
-                f"cache {self._folder} is full ({error.strerror}): shards are read in the store",
+                f"cache {self.folder} is full ({error.strerror}): shards are read in the store",
                 sys.stderr,
             )
         self._is_full = True
 
     @cached_property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """The directory that all processes of the node share."""
         return self._configured_folder or user_cache_dir()
 
     def _reserve(self, path: Path, size: int) -> None:
@@ -172,7 +173,7 @@ class ShardCache:
         # Left by a process that was killed: the download is resumed.
         if partial_file.exists():
             return
-        with locked(self._folder / "all"):
+        with locked(self.folder / "all"):
             sizes = self._list_sizes()
             free = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
@@ -186,11 +187,11 @@ class ShardCache:
     def _list_sizes(self) -> dict[Path, int]:
         """Return the room in bytes of every copy; a partial one has reserved that of the whole."""
         sizes = {}
-        for copy in self._folder.glob("*/*.tar"):
+        for copy in self.folder.glob("*/*.tar"):
             # Another process may remove it in the meantime.
             with suppress(FileNotFoundError):
                 sizes[copy] = copy.stat().st_size
-        for copy in self._folder.glob("*/.*.partial"):
+        for copy in self.folder.glob("*/.*.partial"):
             sizes[copy] = int(copy.suffixes[-2].removeprefix("."))
         return sizes
 

@@ -6,12 +6,14 @@ microseconds, and a broken one becomes a bad sample with a reason, which trainin
 broken video.
 """
 
+import mmap
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int, Shaped, UInt64
 
 from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
@@ -35,6 +37,8 @@ from adamae.pipeline.shards.read_format import (
     read_dataset_info,
 )
 
+# Rows of the table of samples that are read at once, 24 MB.
+BLOCK_ROWS = 2**18
 # The largest number of bytes that are read of a line of the table of names.
 MAX_NAME_BYTES = 2**21
 # Fields of a Sample that are columns of its row.
@@ -185,6 +189,18 @@ class Tables:
         labels = ids[np.where(is_class, column, unlabeled)]
         return np.where(column == MULTI_LABEL, MULTI_LABEL, labels)
 
+    def read_hashes(self) -> Iterator[UInt64[np.ndarray, "rows 4"]]:
+        """Yield the SHA-256 of all samples in blocks, each as four words of the hash in order.
+
+        A pass over a mapped table would fill the memory of the process, 9 GB for 100 million
+        samples, so each block is unmapped when the next one is asked for.
+        """
+        for start in range(0, len(self), BLOCK_ROWS):
+            hashes = np.ascontiguousarray(self.rows["sha256"][start : start + BLOCK_ROWS])
+            # The order of big-endian words is that of the hashes.
+            yield hashes.view(">u8").reshape(-1, 4).astype(np.uint64)
+            release_pages(self.rows)
+
     def gops(self, index: int) -> GopIndex | None:
         """Return the GOPs of a sample; None if it can only be read whole."""
         row = self.rows[["first_gop", "num_gops", "size", "num_frames"]][index]
@@ -245,6 +261,15 @@ def _read_description(folder: str, cache: ShardCache) -> tuple[DatasetInfo, Loca
     if data is None:
         raise InputError(f"{url} does not exist")
     return parse_dataset_info(data, url, download), download
+
+
+def release_pages(table: np.ndarray) -> None:
+    """Give back the memory into which a mapped table was read; the page cache keeps it."""
+    owner: Any = table
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def summarize_labels(labels: tuple[int, ...] | None) -> int:

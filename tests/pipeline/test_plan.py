@@ -1,6 +1,7 @@
 """The plan is arithmetic: its promises are checked over many seeds, sizes and world sizes."""
 
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
+from adamae.pipeline.planning import sample_order
 from adamae.pipeline.planning.plan import (
     ClipPlan,
     EvaluationPlan,
@@ -23,8 +25,11 @@ from adamae.pipeline.planning.plan import (
     split_step,
     strided_frames,
 )
+from adamae.pipeline.planning.sample_order import choose_subset
+from adamae.pipeline.reading.cache import ShardCache
+from adamae.pipeline.shards import index as index_module
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import DatasetInfo, Sample, ShardInfo
+from adamae.pipeline.shards.format import SAMPLE, DatasetInfo, Sample, ShardInfo, TableInfo
 from adamae.pipeline.shards.index import Tables
 from adamae.shard_tools.write import RowWriter
 
@@ -354,6 +359,66 @@ def test_subsets_are_fixed_and_nested() -> None:
     assert list_subset(3, seed=0) < subset
     with pytest.raises(InputError, match="holds only 20"):
         make_plan(dataset, DataConfig(frame_stride=1, subset=21))
+
+
+def make_hashes(num_samples: int) -> ShardDataset:
+    """Return a dataset of which only hashes are known; each fourth one is a copy of another."""
+    rows = np.zeros(num_samples, SAMPLE)
+    words = np.random.default_rng(0).integers(0, 2**64, (num_samples, 4), np.uint64)
+    words[::4] = words[-1]
+    # Some differ in later words alone.
+    words[1::50, 0] = words[1, 0]
+    rows["sha256"] = words.astype(">u8").view(rows["sha256"].dtype)[:, 0]
+    info = DatasetInfo(num_samples, 0, 0, [], {}, [])
+    tables = Tables("made", info, np.array([num_samples]), rows, lambda table: Path(table.file))
+    return ShardDataset([tables])
+
+
+@pytest.mark.parametrize("count", [1, 37, 600, 999])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_subset_has_the_smallest_hashes_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch, count: int, seed: int
+) -> None:
+    dataset = make_hashes(1000)
+    words = dataset.column("sha256").view(">u8").reshape(-1, 4).astype(object)
+    words[:, 0] ^= seed * 0x9E3779B97F4A7C15 % 2**64
+    expected = sorted(range(1000), key=lambda row: tuple(words[row]))[:count]
+    config = DataConfig(subset=count, subset_seed=seed)
+    for block in (7, 64, 2**18):
+        monkeypatch.setattr(index_module, "BLOCK_ROWS", block)
+        monkeypatch.setattr(sample_order, "BLOCK_ROWS", block)
+        assert choose_subset(dataset, config).tolist() == sorted(expected)
+
+
+def test_choosing_a_subset_takes_the_memory_of_some_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 2**10)
+    monkeypatch.setattr(sample_order, "BLOCK_ROWS", 2**10)
+    dataset = make_hashes(200_000)
+    tracemalloc.start()
+    choose_subset(dataset, DataConfig(subset=1000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # The hashes alone are 6.4 MB.
+    assert peak < 1e6
+
+
+def test_the_subset_of_a_large_dataset_is_chosen_once_a_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sample_order, "STORED_ABOVE", 19)
+    dataset = make_table([10, 10])
+    for name in ("shards", "samples"):
+        dataset.info.tables[name] = TableInfo(name, 20, 0, sha256=name)
+    dataset.cache = ShardCache(tmp_path)
+    config = DataConfig(subset=7)
+    subset = choose_subset(dataset, config).tolist()
+    assert len(subset) == 7
+    monkeypatch.setattr(Tables, "read_hashes", None)
+    assert choose_subset(dataset, config).tolist() == subset
+    with pytest.raises(TypeError):
+        choose_subset(dataset, DataConfig(subset=8))
 
 
 def test_replacement_is_another_video_and_always_the_same() -> None:
