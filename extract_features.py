@@ -40,6 +40,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         required=True,
         help="run, checkpoint, export, another project's file or folder, or hf://user/name",
     )
+    add(
+        "--columns",
+        metavar="ROLE=COLUMN,…",
+        help="what the columns of a list hold, as for make_shards.py (docs/shards.md)",
+    )
     add("--window", type=between(1), metavar="T", help="frames per window; default: as trained")
     add(
         "--stride",
@@ -129,6 +134,7 @@ def main(options: argparse.Namespace) -> int:
         format=options.format,
         part=options.part,
         batch_size=options.batch_size,
+        columns=options.columns,
     )
     summary = extract_features(options.input, options.output, encoder, options.model, extraction)
     line = f"wrote features of {summary.num_written} videos to {options.output}"

@@ -37,6 +37,7 @@ from adamae.shard_tools.inputs import (
     read_label_map,
 )
 from adamae.shard_tools.inputs.class_folders import GROUPS
+from adamae.shard_tools.inputs.reading import Reading
 from adamae.shard_tools.plan import warn_of_headers
 from adamae.shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
 from adamae.shard_tools.splits import parse_group_by, warn_of_shared
@@ -73,28 +74,19 @@ def _add_input_options(group: argparse._ArgumentGroup) -> None:
         "--suffix", default="", help="suffix to append to the paths of a list, such as .mp4"
     )
     group.add_argument(
-        "--path-column",
-        metavar="COLUMN",
-        help="column of the paths in a list: its name in the header, or its number from 1",
+        "--columns",
+        metavar="ROLE=COLUMN,…",
+        help="what the columns of a list hold, such as path=file,label=class,start=t0:ms,end=t1:ms,"
+        "rest=fields (docs/shards.md)",
     )
     group.add_argument(
-        "--label-column",
-        metavar="COLUMN",
-        help="column of the labels, likewise",
+        "--format", metavar="NAME", help="published format of a list that has other columns, too"
     )
     group.add_argument(
         "--label",
         metavar="HOW",
         help="folder:1: the label is the first folder of each path, folder:2 the second, …; other"
         " text is the label of all videos",
-    )
-    group.add_argument(
-        "--start-column",
-        metavar="COLUMN",
-        help="column of the segments' starts (seconds, hh:mm:ss, frames); none: no segments",
-    )
-    group.add_argument(
-        "--end-column", metavar="COLUMN", help="column of the segments' ends, or of their lengths"
     )
     group.add_argument(
         "--subset",
@@ -242,10 +234,14 @@ def _require_consistent_options(arguments: argparse.Namespace) -> None:
         )
     if arguments.group_by and fraction is None:
         raise InputError("--group-by says what --hold-out keeps together: give both")
-    if arguments.label is not None and (arguments.label_column or arguments.unlabeled):
-        raise InputError(
-            "--label says what all labels are: remove it, or --label-column and --unlabeled"
-        )
+    if arguments.label is not None and arguments.unlabeled:
+        raise InputError("--label says what all labels are: remove it, or --unlabeled")
+    if arguments.columns is not None:
+        has_label = "label" in Reading.parse(arguments.columns).columns
+        if has_label and (arguments.label is not None or arguments.unlabeled):
+            raise InputError("--columns has a label: remove it, or --label and --unlabeled")
+        if arguments.format is not None:
+            raise InputError("--format says what the columns hold: remove it, or --columns")
     if arguments.label is not None and re.fullmatch(r"folder(:|:0+|:.*\D.*)?", arguments.label):
         raise InputError(
             f"--label is {arguments.label}: give folder:1 (the first folder of each path), folder:2"
@@ -270,10 +266,9 @@ def make_list_options(arguments: argparse.Namespace, split: str) -> ListOptions:
     return ListOptions(
         root=arguments.input if split else arguments.root,
         suffix=arguments.suffix,
-        path=arguments.path_column,
-        label=arguments.label_column,
-        start=arguments.start_column,
-        end=arguments.end_column,
+        columns=arguments.columns,
+        format=arguments.format,
+        takes_columns=True,
         subset=GROUPS.get(subset, subset) or None,
         is_split=bool(split and not arguments.subset),
         unlabeled=arguments.unlabeled or label is not None,
@@ -300,6 +295,8 @@ def read_splits(
         source = lists.get(name, arguments.input)
         inputs = read_inputs(source, make_list_options(arguments, name if lists else ""))
         splits[name] = inputs
+        if group_of is None and inputs.has_groups:
+            group_of = parse_group_by("column:group")
         if arguments.hold_out:
             inputs.hold_out(arguments.hold_out, name == VALIDATION, group_of, earlier_sides)
             if not len(inputs):

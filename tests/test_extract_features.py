@@ -491,13 +491,19 @@ def test_segments_are_the_same_from_a_list_and_from_shards(
         "class 0/v4.mp4,0,,x,b",
     ]
     (videos / "list.csv").write_text("\n".join(rows))
-    options = ["--frame-stride", "1", "--workers", "1"]
+    columns = ["--columns", "path=path,start=start,end=end,label=label,rest=fields"]
+    options = ["--frame-stride", "1", "--workers", "1", *columns]
     make_shards.main([str(videos / "list.csv"), str(tmp_path / "shards"), *options])
-    for location in (videos / "list.csv", tmp_path / "shards"):
-        assert extract(location, tmp_path / location.stem, weights, "--pad", "--stride", "3") == 0
+    windows = ["--pad", "--stride", "3"]
+    with pytest.raises(InputError, match="is shown before it is read"):
+        extract(videos / "list.csv", tmp_path / "list", weights, *windows)
+    with pytest.raises(InputError, match="--columns is for lists"):
+        extract(tmp_path / "shards", tmp_path / "shards features", weights, *windows, *columns)
+    assert extract(videos / "list.csv", tmp_path / "list", weights, *windows, *columns) == 0
+    assert extract(tmp_path / "shards", tmp_path / "features", weights, *windows) == 0
     assert (tmp_path / "list/class 0/v2.mp4#t=0.375,2.5.safetensors").is_file()
     of_list = read_segments(tmp_path / "list")
-    of_shards = read_segments(tmp_path / "shards")
+    of_shards = read_segments(tmp_path / "features")
     episodes = {segment: metadata["episode"] for segment, (metadata, _) in of_list.items()}
     assert episodes == {"t=0.3,2": "7", "t=0.375,2.5": "8", "": "x"}
     for segment, (metadata, values) in of_list.items():

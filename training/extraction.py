@@ -45,6 +45,8 @@ class ExtractionOptions:
     part: tuple[int, int] = (1, 1)
     # Windows per forward pass.
     batch_size: int = 8
+    # What the columns of a list hold, as --columns of make_shards.py.
+    columns: str | None = None
 
     def choose_rate(self, encoder: Encoder) -> DataConfig:
         """Return the frame rate or stride that is set, or else the encoder's in training."""
@@ -85,7 +87,7 @@ def extract_features(
         data, FrameSize(*encoder.image_size), length, options.stride or length, options.pad
     )
     # Raises here if there are none.
-    videos = list(islice(reader.list_videos(source), part - 1, None, num_parts))
+    videos = list(islice(reader.list_videos(source, options.columns), part - 1, None, num_parts))
     write_settings(output, describe_settings(source, encoder, model, reader, options))
     with writer:
         missing = [video for video in videos if not writer.has(video)]
@@ -114,6 +116,7 @@ def describe_settings(
         "pad": options.pad,
         "tokens": options.tokens,
         "format": options.format,
+        "columns": options.columns,
     }
 
 

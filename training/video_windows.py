@@ -186,17 +186,21 @@ class WindowReader:
     stride: int = 1
     pad: bool = False
 
-    def list_videos(self, path: str) -> Iterator[ListedVideo]:
+    def list_videos(self, path: str, columns: str | None = None) -> Iterator[ListedVideo]:
         """Yield all videos of a path, in the same order every time.
 
         path: shards, a folder of shards (splits), or any input of make_shards.py.
+        columns: what the columns of a list hold, as --columns of make_shards.py.
         """
         datasets = open_datasets(path)
+        if datasets and columns is not None:
+            raise InputError(f"--columns is for lists, and {path} holds shards: leave it out")
         for prefix, dataset in datasets.items():
             yield from self.list_samples(dataset, prefix)
         if datasets:
             return
-        for item in read_inputs(path, ListOptions(subset="all", asks=False)):
+        options = ListOptions(columns=columns, takes_columns=True, subset="all", asks=False)
+        for item in read_inputs(path, options):
             yield self._list_item(item)
 
     def list_samples(self, dataset: ShardDataset, prefix: str = "") -> Iterator[ListedVideo]:

@@ -20,6 +20,7 @@ from adamae.shard_tools.inputs.item import Item, ListOptions, Skipped
 from adamae.shard_tools.inputs.item_store import ItemStore
 from adamae.shard_tools.inputs.lists import ListReader
 from adamae.shard_tools.inputs.location import Location, TarMember
+from adamae.shard_tools.inputs.reading import Reading
 from adamae.shard_tools.inputs.tars import list_tars
 
 __all__ = [
@@ -63,18 +64,25 @@ def read_inputs(inputs: str, options: ListOptions | None = None) -> ItemStore:
     else:
         for list_path in _match_lists(inputs):
             _read_list(list_path, store, options)
+    _require_used(options, store, inputs)
     store.deduplicate(options.unlabeled, options.constant_label)
     if not store.has_only_arrays:
         # Beside videos, arrays are features of these, or tables.
         store.skip_arrays("arrays beside videos")
-    if options.label_folder and len(store) and not store.has_labels:
-        raise InputError(
-            f"--label is folder:{options.label_folder}, and no path in {inputs} has as many folders"
-        )
     if not len(store):
         what = f"no video found in {inputs} (.mp4, .avi, .mkv, .webm, …)"
         raise InputError("; ".join([what, *store.skipped.lines()]))
     return store
+
+
+def _require_used(options: ListOptions, store: ItemStore, inputs: str) -> None:
+    """Raise InputError if an option is about what the input does not have."""
+    if options.columns is not None and not store.has_columns:
+        raise InputError(f"--columns is for lists and tars, and {inputs} holds none: leave it out")
+    if options.label_folder and len(store) and not store.has_labels:
+        raise InputError(
+            f"--label is folder:{options.label_folder}, and no path in {inputs} has as many folders"
+        )
 
 
 def _match_lists(inputs: str) -> list[Path]:
@@ -105,11 +113,20 @@ def _read_list(
     refuse_foreign(path, where or str(path))
     reader = ListReader(path, options, where or str(path))
     store.add(msgspec.structs.replace(item, source=prefix + item.source) for item in reader.read())
+    store.has_columns = True
+    store.has_groups = "group" in reader.reading.columns
     store.notes.append(reader.describe())
 
 
 def _read_tars(tars: list[Path], folder: Path, store: ItemStore, options: ListOptions) -> None:
-    store.add(list_tars(tars, folder, store.skipped, options.label))
+    label = None
+    if options.columns is not None:
+        columns = Reading.parse(options.columns).columns
+        label = columns.get("label")
+        if label is None or len(columns) > 1:
+            raise InputError("--columns: give label=NAME for tars, the entry of their .json")
+    store.has_columns = True
+    store.add(list_tars(tars, folder, store.skipped, label))
     # The first folder of a source is its tar's name, which is no class.
     where = tars[0] if len(tars) == 1 else folder
     store.label_by_folder(options, str(where), num_outer=1)
@@ -170,7 +187,8 @@ def _read_metadata(folder: Path, store: ItemStore, options: ListOptions) -> bool
         if table is None:
             what = f"{inner} has no metadata, as other folders beside it have"
             raise InputError(f"{what}: give one of these as INPUT")
-        _read_list(table, store, options, f"{inner.name}/")
+        # The folder is of the subset already.
+        _read_list(table, store, replace(options, is_split=True), f"{inner.name}/")
     return True
 
 
@@ -195,7 +213,7 @@ def _read_tables(folder: Path, store: ItemStore, options: ListOptions) -> bool:
     # video2dataset writes a table beside each tar, about the same videos.
     tables = [path for path in paths if not path.with_suffix(".tar").exists()]
     for table in _choose_subset(tables, options, folder):
-        _read_list(table, store, options)
+        _read_list(table, store, replace(options, is_split=True))
     return bool(paths)
 
 

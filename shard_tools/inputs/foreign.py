@@ -69,11 +69,6 @@ FOREIGN = [
         BY_HAND,
         content=r'\A\s*{[\s\S]*("vid_list"|"_via_|software/via)|\A# Exported using VGG',
     ),
-    Foreign(
-        "JSON of Label Studio",
-        f"export classes of whole videos as CSV; for a timeline, {BY_HAND}",
-        content=r'\A\s*\[[\s\S]*"(completed_by|timelinelabels)"',
-    ),
     Foreign("a playlist", "write a list with one path a line", "m3u8?|pls|xspf|mpd", r"\A#EXTM3U"),
     Foreign(
         "a web page, often a login or an error",

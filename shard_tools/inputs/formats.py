@@ -1,41 +1,138 @@
 """The published formats of lists.
 
-A list with a header (or with keys of JSON) has the first format of FORMATS whose columns it has.
-Other lists have the first format of WITHOUT_HEADER that fits. The format gives roles to columns
-whose names the vocabulary does not know, or knows as something else; the vocabulary (vocabulary.py)
-then says what each role means.
-
-To add a format, write an entry here and a row of HEADS in test_lists.py.
+A list is read without a question if it has the columns of one of these, and no other. To add a
+format, write an entry here and a row of HEADS in test_lists.py.
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import NamedTuple
 
-from adamae.shard_tools.inputs.column import Column
+from adamae.shard_tools.inputs.cells import WHOLE, Row, parse_time, to_text
+from adamae.shard_tools.inputs.class_folders import GROUPS
+from adamae.shard_tools.inputs.reading import FIELDS, Reading
+
+# Roles of columns that a list may lack.
+OPTIONAL = ("split", "group", "caption")
+# The fraction of the sampled rows that must have as many cells as a format has columns.
+MIN_FITTING = 0.9
+# The numbers behind the path of a row.
+Numbers = Sequence[float]
+# Returns whether the cells of a column are of a kind.
+IsKind = Callable[[Sequence[str]], bool]
+
+
+def _match(pattern: str) -> IsKind:
+    """Return the kind of columns whose cells all match a regular expression."""
+    compiled = re.compile(pattern, re.DOTALL)
+    return lambda texts: all(map(compiled.fullmatch, texts))
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return all(parse_time(text) is not None for text in texts)
+
+
+def _are_fractions(texts: Sequence[str]) -> bool:
+    return _are_numbers(texts) and not all(map(WHOLE.fullmatch, texts))
+
+
+def _are_names(texts: Sequence[str]) -> bool:
+    return not _are_numbers(texts)
+
+
+def _are_splits(texts: Sequence[str]) -> bool:
+    return all(text.lower() in GROUPS for text in texts)
+
+
+def _are_ids(texts: Sequence[str]) -> bool:
+    """Return whether cells hold the ids of one class or of several, and no starts and ends.
+
+    Starts and ends are an even count of numbers in each cell, which increase: 16 24 30 60.
+    """
+    if not all(re.fullmatch(r"\d+( +\d+)*", text) for text in texts):
+        return False
+    if not any(" " in text for text in texts):
+        return False
+    for text in texts:
+        numbers = list(map(int, text.split()))
+        if len(numbers) % 2 or numbers != sorted(set(numbers)):
+            return True
+    return False
+
+
+PATH_KINDS = ("path", "youtube_id", "thumos")
+KINDS: dict[str, IsKind] = {
+    "path": _match(".*"),
+    "youtube_id": _match(r"[\w-]{11}"),
+    "thumos": _match(r"video_(validation|test)_\d{7}"),
+    "label": _match(".*"),
+    "name": _are_names,
+    "ids": _are_ids,
+    "time": _are_numbers,
+    "fraction": _are_fractions,
+    "number": _match(r"-?\d+"),
+    # A length of -1 means a segment that ends with the video.
+    "length": _match(r"-1|0*[1-9]\d*"),
+    "all": _match("-1"),
+    "start": _match(r"\d+"),
+    "code": _match("[012]"),
+    "split": _are_splits,
+}
+
+
+def _count_frames(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
+    """Return whether each row has the number of frames in its folder, and a label.
+
+    The list's author may have extracted frames with another version of FFmpeg, which gives one
+    frame more or less.
+    """
+    pairs = zip(rows, num_frames, strict=True)
+    return all(count and abs(row[0] - count) <= 1 for row, count in pairs)
+
+
+def _are_files(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
+    return not any(num_frames)
+
+
+def _are_lengths(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
+    """Return whether the second number can only be a length, not the end of a segment.
+
+    If all frames of a folder from the first number on are as many as the second, it is one.
+    """
+    if any(
+        count and row[0] + row[1] > count + 1 for row, count in zip(rows, num_frames, strict=True)
+    ):
+        return False
+    if all(row[0] + row[1] == count for row, count in zip(rows, num_frames, strict=True)):
+        return True
+    is_end = all(row[0] < row[1] for row in rows) and any(row[0] > 0 for row in rows)
+    # DALI's lists have a label, a start and an end.
+    is_start = len(rows[0]) > 2 and all(row[1] < row[2] for row in rows)
+    return not is_end and not is_start
 
 
 class Format(NamedTuple):
-    """A published format of lists.
-
-    `columns` are words separated by spaces. A word is a column's name, or `name:role` if the
-    vocabulary knows by another name, `role`, what the column holds. A list with a header must have
-    all of these columns, and may have more. A list without a header must have exactly these, in
-    this order, besides those that options name; a name is then a key of KINDS, which says what the
-    cells must hold.
-    """
+    """A published format of lists."""
 
     name: str
-    columns: str
+    # What the columns hold, as --columns writes it, but for those in `others`. Lists may lack the
+    # roles of OPTIONAL. Several readings, such as by verbs and by nouns, are asked about.
+    readings: tuple[str, ...]
+    # The other columns that these lists may have, with a comma between them.
+    others: str = ""
+    # Of a list without a header: the kind of each column, a key of KINDS.
+    kinds: str = ""
+    # What the kinds do not tell: returns whether rows without a header fit, given the number of
+    # frames in the folder of each (0: its path is no such folder).
+    fits: Callable[[Sequence[Numbers], Sequence[int]], bool] | None = None
     # A regular expression for the list's file name; its group, if any, is the label of all rows.
     list_name: str = ".*"
-    # The subset that each value of the column `subset` means.
-    subsets: tuple[tuple[str, str], ...] = ()
-    # (value, description): rows with this value in the column `exclusion` are skipped, and the
-    # description names them in messages.
-    left_out: tuple[str, str] | None = None
+    # The split that each value of the column `split` means.
+    splits: tuple[tuple[str, str], ...] = ()
+    # (column, value, description): rows with this value are left out, and messages call them so.
+    left_out: tuple[str, str, str] | None = None
     # A regular expression for text that is removed from labels, since no label map has it.
     removed: str = ""
     # The length of each segment in seconds, if no column gives an end or a length.
@@ -44,143 +141,272 @@ class Format(NamedTuple):
     is_numbered: bool = False
     # The reason why lists of this format cannot be read, and what the user can do.
     error: str = ""
-    fix: str = (
-        "write a list of the videos, or of segments in seconds, with their labels"
-        " (path,start,end,label)"
-    )
 
-    def list_columns(self) -> list[tuple[str, str]]:
-        """Return (name, role) of each column."""
-        columns = []
-        for word in self.columns.split():
-            name, _, role = word.partition(":")
-            columns.append((name, role or name))
-        return columns
+    def match_header(self, names: Sequence[str]) -> list[Reading]:
+        """Return the readings of a list with these columns; none if it has not this format."""
+        by_key = {name.lower(): name for name in names}
+        readings = []
+        for text in self.readings:
+            reading = Reading.parse(text)
+            columns = {}
+            for role, name in reading.columns.items():
+                if name.lower() in by_key or role not in OPTIONAL:
+                    columns[role] = by_key.get(name.lower(), "")
+            allowed = {name.lower() for name in reading.columns.values()}
+            allowed.update(self.others.lower().split(","))
+            if "" not in columns.values() and by_key.keys() <= allowed:
+                rest = FIELDS if len(names) > len(columns) else ""
+                readings.append(replace(reading, columns=columns, rest=rest))
+        return readings
 
-    def matches(self, keys: Sequence[str]) -> bool:
-        """Return whether a header (`keys`) has all columns; the names are regular expressions."""
-        return all(_has_column(keys, name) for name, _ in self.list_columns())
+    def match_rows(self, rows: Sequence[Row], path: str, num_frames: Sequence[int]) -> bool:
+        """Return whether most rows without a header, whose column of paths is `path`, fit."""
+        kinds = self.kinds.split()
+        fitting = [number for number, row in enumerate(rows) if len(row) == len(kinds)]
+        if not fitting or len(fitting) < MIN_FITTING * len(rows):
+            return False
+        rows = [rows[number] for number in fitting]
+        for number, kind in enumerate(kinds, 1):
+            texts = [to_text(row[str(number)]) for row in rows]
+            if (kind in PATH_KINDS) != (str(number) == path) or not KINDS[kind](texts):
+                return False
+        if self.fits is None:
+            return True
+        numbers = [[parse_time(cell) or 0 for cell in list(row.values())[1:]] for row in rows]
+        return self.fits(numbers, [num_frames[number] for number in fitting])
 
 
-def _has_column(keys: Sequence[str], name: str) -> bool:
-    return any(re.fullmatch(name, key) for key in keys)
-
-
+ANNOTATION = "path=key,label=annotations.label,segment=annotations.segment,split=subset"
+EPIC = (
+    "path=video_id,start=start_timestamp,end=stop_timestamp,group=participant_id,caption=narration"
+)
+EGO4D = "clips.annotations.labels"
+EGO4D_CLIP = (
+    "clip_id clip_uid clip_start_sec clip_end_sec clip_start_frame clip_end_frame video_start_sec"
+    " video_end_sec video_start_frame video_end_frame source_clip_uid annotations.annotator_uid"
+    " annotations.labels.start_time annotations.labels.end_time annotations.labels.start_frame"
+    " annotations.labels.end_frame annotations.labels.video_start_frame"
+    " annotations.labels.video_end_frame annotations.labels.primary"
+)
+# Formats with a header, or with keys of JSON.
 FORMATS = [
-    Format("boxes", "x1|xmin|bbox|box|bboxes|boxes", error="it has boxes"),
-    Format("Kinetics", "label youtubeid timestart timeend split"),
+    Format(
+        "Kinetics",
+        ("path=youtube_id,label=label,start=time_start,end=time_end,split=split",),
+        "is_cc",
+    ),
+    Format("ActivityNet, Kinetics (JSON)", (ANNOTATION,), "duration,url,resolution"),
     Format(
         "HACS Clips",
-        "classname:label youtubeid subset start end label:exclusion",
-        left_out=("-1", "HACS' negatives"),
+        ("path=youtube_id,label=classname,start=start,end=end,split=subset",),
+        "label",
+        left_out=("label", "-1", "HACS' negatives"),
     ),
-    Format("ActivityNet, Kinetics (JSON)", "id label segment subset"),
-    Format("ActivityNet Captions, YouCook2", "id timestamps|segment sentences?"),
-    Format("Panda-70M", "videoid timestamp caption desirablefiltering"),
-    Format("Charades-STA", "id start end sentence"),
-    Format("DiDeMo", "video times numsegments", error="its times count pieces of 5 seconds"),
+    Format("ActivityNet Captions", ("path=key,segment=timestamps,caption=sentences",), "duration"),
+    Format(
+        "YouCook2",
+        ("path=key,segment=annotations.segment,caption=annotations.sentence",),
+        "annotations.id,duration,subset,recipe_type,video_url",
+    ),
+    Format(
+        "COIN",
+        ("path=key,label=annotation.label,segment=annotation.segment", "path=key,label=class"),
+        "class,start,end,annotation,annotation.id,annotation.label,annotation.segment,duration,"
+        "subset,recipe_type,video_url",
+    ),
+    Format(
+        "Panda-70M",
+        ("path=videoID,segment=timestamp,caption=caption",),
+        "url,matching_score,desirable_filtering,shot_boundary_detection",
+    ),
+    Format("Charades-STA", ("path=id,start=start,end=end,caption=sentence",)),
+    Format(
+        "DiDeMo",
+        ("path=video,segment=times,caption=description",),
+        "num_segments,dl_link,annotation_id,reference_description,context,train_times",
+        error="its times count pieces of 5 seconds",
+    ),
     # Labels are templates with their objects filled in, and classes are the templates without [].
-    Format("Something-Something V2", "id label:caption template:label", removed=r"[\[\]]"),
-    Format("EPIC-KITCHENS-100", "narrationid videoid verb verbclass:verbid noun nounclass:nounid"),
-    Format("Diving48", "vidname label startframe endframe"),
+    Format(
+        "Something-Something V2",
+        ("path=id,label=template,caption=label",),
+        "placeholders",
+        removed=r"[\[\]]",
+    ),
+    Format("Something-Something V2, test", ("path=id",)),
+    Format(
+        "EPIC-KITCHENS-100",
+        (f"{EPIC},label=verb", f"{EPIC},label=noun"),
+        "narration_id,narration_timestamp,start_frame,stop_frame,verb,verb_class,noun,noun_class,"
+        "all_nouns,all_noun_classes",
+    ),
+    Format(
+        "Diving48", ("path=vid_name,label=label,start=start_frame:frames,end=end_frame:frames",)
+    ),
     # A cell is "c092 11.90 21.20;c147 0.00 12.60": each action with its start and its end.
-    Format("Charades", "id script actions", removed=r" +[\d.]+ +[\d.]+$"),
-    Format("AudioSet", "ytid startseconds endseconds positivelabels"),
-    Format("WebVid", "videoid contenturl"),
+    Format(
+        "Charades",
+        ("path=id,label=actions:semicolons,caption=script",),
+        "subject,scene,quality,relevance,verified,objects,descriptions,length,egocentric",
+        removed=r" +[\d.]+ +[\d.]+$",
+    ),
+    Format(
+        "AudioSet",
+        ("path=YTID,label=positive_labels:commas,start=start_seconds,end=end_seconds",),
+    ),
+    Format("WebVid", ("path=videoid,caption=name",), "contentUrl,duration,page_dir"),
     # Its files are cut to the segments already, so the times in the whole video are not used.
-    Format("MSR-VTT", "category videoid starttime:whole endtime:whole"),
+    Format("MSR-VTT", ("path=video_id,label=category,split=split",), "start time,end time,url,id"),
+    Format(
+        "InternVid",
+        ("path=YoutubeID,start=Start_timestamp,end=End_timestamp,caption=Caption",),
+        "Aesthetic_Score,UMT_Score",
+    ),
+    Format("HowTo100M", ("path=key,start=start,end=end,caption=text",)),
+    Format("HD-VILA", ("path=video_id,segment=clip.span",), "url,clip.clip_id"),
+    Format(
+        "OpenVid",
+        ("path=video,caption=caption",),
+        "aesthetic score,motion score,temporal consistency score,camera motion,frame,fps,seconds",
+    ),
+    Format("TVR", ("path=vid_name,segment=ts,caption=desc",), "desc_id,duration,type"),
+    Format(
+        "Ego4D moments",
+        (
+            f"path=video_uid,label={EGO4D}.label,start={EGO4D}.video_start_time"
+            f",end={EGO4D}.video_end_time",
+        ),
+        "split," + ",".join(f"clips.{name}" for name in EGO4D_CLIP.split()),
+    ),
+    Format(
+        "EgoClip",
+        ("path=video_uid,start=clip_start,end=clip_end,caption=clip_text",),
+        "video_dur,narration_source,narration_ind,narration_time,tag_verb,tag_noun",
+    ),
+    # Its files are cut to the frames already, and its boxes are of the whole clips.
+    Format(
+        "WLASL",
+        ("path=instances.video_id,label=gloss,split=instances.split,group=instances.signer_id",),
+        ",".join(
+            f"instances.{name}"
+            for name in "bbox fps frame_start frame_end instance_id source url variation_id".split()
+        ),
+    ),
+    Format(
+        "How2Sign",
+        ("path=VIDEO_NAME,start=START_REALIGNED,end=END_REALIGNED,caption=SENTENCE",),
+        "VIDEO_ID,SENTENCE_ID,SENTENCE_NAME",
+    ),
+    # Its start and its end are always -1.
+    Format(
+        "PHOENIX-2014-T",
+        ("path=name,group=speaker,caption=translation",),
+        "video,start,end,orth",
+    ),
+    Format(
+        "Drive&Act",
+        (
+            "path=file_id,label=activity,start=frame_start:frames,end=frame_end:frames"
+            ",group=participant_id",
+        ),
+        "annotation_id,chunk_id",
+    ),
+    Format(
+        "EchoNet-Dynamic",
+        ("path=FileName,split=Split",),
+        "EF,ESV,EDV,FrameHeight,FrameWidth,FPS,NumberOfFrames",
+    ),
+    Format("DFDC", ("path=key,label=label,split=split",), "original"),
 ]
-# The format of other lists with a header.
-BY_NAME = Format("columns by their names", "")
 
-BOXES = "it names boxes of persons at moments, as AVA's lists do"
+BOXES = "it names boxes of persons at moments, as AVA's lists do, not classes of videos"
+# Formats without a header; the first that fits is taken.
 WITHOUT_HEADER = [
     Format(
         "THUMOS14",
-        "thumos:path time:starttime time:endtime",
+        ("path=1,start=2,end=3",),
+        kinds="thumos time time",
         list_name=r"(?:.*/)?(?!Ambiguous)(.+?)_(?:val|test)\.txt",
     ),
     Format(
         "HMDB51",
-        "path code:subset",
+        ("path=1,split=2",),
+        kinds="path code",
         list_name=r"(?:.*/)?(.+)_test_split\d\.txt",
-        subsets=(("1", "train"), ("2", "test"), ("0", "neither")),
+        splits=(("1", "train"), ("2", "test"), ("0", "neither")),
     ),
-    Format("VGGSound", "youtubeid start name:label", seconds=10),
-    Format("Moments in Time", "path name:label number:votes number:votes"),
-    Format("VideoMAEv2, mmaction2: segments", "path start:startframe length number:label"),
-    Format("VideoMAEv2 for pre-training", "path start:startframe all:length"),
-    Format("folders of frames, their number, label", "path num_frames number:label"),
     Format(
-        "folders of frames, start, number",
-        "path start:startframe frames_from_start:length",
+        "VGGSound",
+        ("path=1,start=2,label=3,split=4",),
+        kinds="youtube_id number name split",
+        seconds=10,
+    ),
+    Format("Moments in Time", ("path=1,label=2,rest=fields",), kinds="path name number number"),
+    Format(
+        "VideoMAEv2, mmaction2: segments",
+        ("path=1,start=2:frames,length=3:frames,label=4",),
+        kinds="path start length number",
+        fits=_are_lengths,
+    ),
+    Format(
+        "VideoMAEv2 for pre-training",
+        ("path=1,start=2:frames,length=3:frames",),
+        kinds="path start all",
+    ),
+    Format(
+        "folders of frames, their number, label",
+        ("path=1,label=3,rest=ignored",),
+        kinds="path number number",
+        fits=_count_frames,
+    ),
+    Format(
+        "VideoMAEv2: folders of frames, start, number",
+        ("path=1,start=2:frames,length=3:frames",),
+        kinds="path start length",
+        fits=_are_lengths,
         is_numbered=True,
     ),
-    Format("paths", "path"),
-    Format("numbers of rows, paths", "row:index path"),
-    Format("numbers of rows, paths, labels", "row:index path label"),
-    Format("paths and labels", "path label"),
-    Format("labels and paths", "label path"),
-    Format("AVA", "path time fraction fraction fraction fraction time", error=BOXES),
-    Format("AVA", "path time fraction fraction fraction fraction time time", error=BOXES),
     Format(
-        "starts and ends",
-        "path time time label",
-        error="columns 2 and 3 may be the start and the end of segments",
-        fix="give --start-column 2 --end-column 3, or --label-column",
+        "mmaction2: several labels",
+        ("path=1,label=2:spaces",),
+        kinds="path ids",
+        # Behind a folder of frames, the first number would be that of the frames.
+        fits=_are_files,
     ),
+    Format("paths and labels", ("path=1,label=2",), kinds="path label"),
+    Format("paths", ("path=1",), kinds="path"),
+    Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time", error=BOXES),
+    Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time time", error=BOXES),
 ]
-# The format of other lists without a header, whose columns the options name.
-AS_GIVEN = Format("columns as given", "")
+# The columns of lists that are no published format and are read without a question all the same:
+# those of a role by its own name.
+CONTRACT = Format("the columns of docs/shards.md", ())
+PATHS = ("path", "file_name", "video")
+CONTRACT_ROLES = ("label", "start", "end", "split", "group", "caption")
+AS_GIVEN = Format("as --columns says", ())
 
 
-class Kind(NamedTuple):
-    """A condition on a column of a list without a header, for a format to fit the list."""
-
-    fits: Callable[[Column], bool] = lambda column: True
-    # Whether the column must be the column of paths; columns of other kinds must not be.
-    is_path: bool = False
-    # A condition on (the number in the column before this one, the number in this column, the
-    # number of frames in the folder). All rows whose path is a folder of frames must meet it, and
-    # at least one row must have such a path.
-    fits_frames: Callable[[float, float, int], bool] | None = None
-
-
-def _are_named(pattern: str, column: Column) -> bool:
-    return all(re.fullmatch(pattern, text, re.DOTALL) for text in column.texts)
+def match_contract(names: Sequence[str]) -> Reading | None:
+    """Return the reading of a list whose columns all have names of the contract, else None."""
+    columns = {}
+    for name in names:
+        role = "path" if name.lower() in PATHS else name.lower()
+        if role in columns or role not in ("path", *CONTRACT_ROLES):
+            return None
+        columns[role] = name
+    if "path" not in columns or ("start" in columns) != ("end" in columns):
+        return None
+    return Reading(columns, {})
 
 
-def _counts_rows(column: Column) -> bool:
-    """Return whether a column numbers the rows: 0, 1, 2, … or 1, 2, 3, …"""
-    numbers = column.whole_numbers
-    if len(numbers) < 3 or numbers[0] not in (0, 1):
-        return False
-    return numbers == [numbers[0] + row for row in range(len(numbers))]
+def _list_column_names() -> set[str]:
+    """Return the names of all columns that a header of the contract or of FORMATS may have."""
+    names = {*PATHS, *CONTRACT_ROLES}
+    for entry in FORMATS:
+        for text in entry.readings:
+            names.update(name.lower() for name in Reading.parse(text).columns.values())
+    # In JSON alone, it is the key of an object.
+    return names - {"key"}
 
 
-KINDS = {
-    "path": Kind(is_path=True),
-    "youtubeid": Kind(partial(_are_named, r"[\w-]{11}"), is_path=True),
-    "thumos": Kind(partial(_are_named, r"video_(validation|test)_\d{7}"), is_path=True),
-    "label": Kind(),
-    "name": Kind(lambda column: not column.is_number),
-    "time": Kind(lambda column: column.is_number),
-    "fraction": Kind(lambda column: column.is_number and not column.whole_numbers),
-    "number": Kind(lambda column: bool(column.whole_numbers)),
-    "code": Kind(
-        lambda column: bool(column.whole_numbers) and {*column.whole_numbers} <= {0, 1, 2}
-    ),
-    # A length of -1 means a segment that ends with the video.
-    "length": Kind(
-        lambda column: (
-            bool(column.whole_numbers) and all(it == -1 or it > 0 for it in column.whole_numbers)
-        )
-    ),
-    "all": Kind(lambda column: {*column.whole_numbers} == {-1}),
-    "start": Kind(lambda column: min(column.whole_numbers, default=-1) >= 0),
-    "row": Kind(_counts_rows),
-    # The list's author may have extracted frames with another version of FFmpeg, which gives one
-    # frame more or less.
-    "num_frames": Kind(fits_frames=lambda _, number, count: abs(number - count) <= 1),
-    "frames_from_start": Kind(fits_frames=lambda start, number, count: start + number <= count + 1),
-}
+COLUMN_NAMES = _list_column_names()

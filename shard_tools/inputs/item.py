@@ -17,8 +17,6 @@ from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.location import Location
 from adamae.shard_tools.temp_table import TempTable
 
-# --start-column none: no column holds times, whatever it is called.
-NONE = "none"
 # Names that a message gives of each kind of what is skipped.
 NUM_EXAMPLES = 3
 # Two of the kinds; the others are in folders.KINDS.
@@ -205,11 +203,12 @@ class ListOptions:
     root: str | None = None
     # What the names of a list lack at their ends, such as .mp4.
     suffix: str = ""
-    # Columns, by name or number from 1; `start` and `end` may be NONE.
-    path: str | None = None
-    label: str | None = None
-    start: str | None = None
-    end: str | None = None
+    # What the columns of a list hold, as Reading writes it; the entry of tars that is the label.
+    columns: str | None = None
+    # The name of a list's format, whatever columns it has.
+    format: str | None = None
+    # Whether the command has --columns, which a question about a list then proposes.
+    takes_columns: bool = False
     # The subset to take, or "all".
     subset: str | None = None
     # The subset is only what the split is called: an input without subsets is taken whole.

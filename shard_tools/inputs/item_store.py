@@ -64,7 +64,8 @@ NUMBER_SEGMENTS = """
 """
 FIND_REPEATED = """
     CREATE TEMP TABLE repeated AS SELECT
-        source, min(rowid), count(*), min(ifnull(labels, '')), max(ifnull(labels, ''))
+        source, min(rowid), count(*), min(ifnull(labels, '')), max(ifnull(labels, '')),
+        count(DISTINCT fields) > 1
     FROM items WHERE segment = '' GROUP BY source HAVING count(*) > 1
 """
 
@@ -77,6 +78,10 @@ class ItemStore:
         self.skipped = Skipped()
         # Sentences that say how each list was read.
         self.notes: list[str] = []
+        # Whether any of the input has columns or entries, which --columns may name.
+        self.has_columns = False
+        # Whether a list says of which group each video is.
+        self.has_groups = False
         # Rows of a whole video that was listed before.
         self.num_repeated = 0
 
@@ -130,10 +135,11 @@ class ItemStore:
             self._table.run("UPDATE items SET labels = find_labels(source)")
 
     def deduplicate(self, unlabeled: bool, constant_label: str | None = None) -> None:
-        """Keep every video once, as it was added first, and all segments.
+        """Keep every video once, and all segments.
 
-        A video that is listed with two labels, or without one beside others that have some, has a
-        problem. If `unlabeled`, all labels are replaced by `constant_label`, if there is one.
+        Raise InputError if rows of a whole video differ in their fields. A video that is listed
+        with two labels, or without one beside others that have some, has a problem. If
+        `unlabeled`, all labels are replaced by `constant_label`, if there is one.
         """
         if unlabeled:
             labels = dump_labels((constant_label,)) if constant_label else None
@@ -149,9 +155,13 @@ class ItemStore:
     def _drop_repeated(self) -> None:
         # What a SELECT gives of rows that are deleted meanwhile is not defined, hence the table.
         self._table.run(FIND_REPEATED)
-        for source, first, count, min_labels, max_labels in self._table.run(
+        for source, first, count, min_labels, max_labels, differs in self._table.run(
             "SELECT * FROM repeated"
         ):
+            if differs:
+                what = f"{count} rows name {printable(source)} and differ in their fields"
+                fix = "give a start and an end of each, or --columns with rest=ignored"
+                raise InputError(f"{what}, of which a sample has one: {fix}")
             self.num_repeated += count - 1
             is_later = "source = ? AND segment = '' AND rowid != ?"
             self._table.run(f"DELETE FROM items WHERE {is_later}", source, first)

@@ -1,42 +1,48 @@
-"""Read lists of videos: a row becomes an item, and `describe` says how a list was read."""
+"""Read lists of videos: a row becomes an item, and `describe` says how a list was read.
 
+Nothing in a list is ignored unless somebody said so: --columns, or the format that a list has.
+Other lists are shown, with the readings that are proposed, and not read.
+"""
+
+import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from adamae.common.errors import InputError
+from adamae.common.commands import command_line, repeat_command
+from adamae.common.errors import InputError, QuestionError
 from adamae.common.locations import is_remote
 from adamae.common.logging import printable
 from adamae.pipeline.videos.segment import Segment
-from adamae.shard_tools.inputs import cells
-from adamae.shard_tools.inputs.cells import Row, get_cell
+from adamae.shard_tools.inputs import cells, formats
+from adamae.shard_tools.inputs.cells import Row, to_text
 from adamae.shard_tools.inputs.class_folders import GROUPS, choose_subset, get_folder_label
 from adamae.shard_tools.inputs.classes import is_id
-from adamae.shard_tools.inputs.columns import find_columns
 from adamae.shard_tools.inputs.files import Finder
 from adamae.shard_tools.inputs.folders import KINDS, classify_name, has_video_extension
+from adamae.shard_tools.inputs.formats import Format
 from adamae.shard_tools.inputs.item import Item, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
-from adamae.shard_tools.inputs.table_reader import Table, choose_table, list_tables
+from adamae.shard_tools.inputs.proposal import Doubt, Proposer, find_doubt
+from adamae.shard_tools.inputs.question import Preview, describe_columns
+from adamae.shard_tools.inputs.reading import IGNORED, MARKS, NUM_NAMED, Reading
+from adamae.shard_tools.inputs.table_reader import EXTRA, Table, choose_table, list_tables
 
-# Labels are taken for captions in two cases:
-# - At least MIN_CAPTIONS rows have more than half as many different labels, of CAPTION_WORDS words
-#   or more on average.
-# - At least FEW_CAPTIONS rows all have different labels, of CAPTION_WORDS + 2 words or more.
-FEW_CAPTIONS = 5
-MIN_CAPTIONS = 20
-CAPTION_WORDS = 3
 # A folder is taken for the root of a list's paths if this fraction of the sampled rows is there.
 MIN_FOUND = 0.9
-# The number of characters of a row that a report quotes.
+# The number of characters of a row that a message quotes.
 MAX_NAME = 100
 
 
 class ListReader:
-    """Reads one list; call `describe` after all items of `read` were taken."""
+    """Reads one list; call `describe` after all items of `read` were taken.
+
+    Raise QuestionError if the list has no published format and the options do not name its columns.
+    """
 
     def __init__(self, path: Path, options: ListOptions, where: str) -> None:
         self.where = where
@@ -51,20 +57,34 @@ class ListReader:
         self.finder, self.table = self._find_root(list_tables(path, where), roots)
         if not self.table.sample:
             raise InputError(f"{where} has no rows but its header")
-        self.columns = find_columns(self.table, options, self.finder)
-        self.subset = options.subset
-        if options.is_split:
-            subsets = {self._read_subset(row) for row in self.table.sample}
-            if self.subset not in subsets:
-                self.subset = None
-        # The number of rows by label, if a cell is one label, and by subset.
+        self.lists: set[str] = set()
+        for row in self.table.sample:
+            self.lists.update(cells.list_object_lists(row))
+        # The number of rows by label, if a cell is one label, and by split.
         self.num_labels = Counter[str]()
-        self.num_subsets = Counter[str]()
+        self.num_splits = Counter[str]()
         self.num_rows = 0
         self.num_left_out = 0
         # Parsed cells are cached: 10 million rows have a few hundred different labels.
         self._parse_labels = lru_cache(maxsize=100_000)(cells.read_labels)
-        names = {self._read_name(row) for row in self.table.sample}
+        self.constant_label: str | None = None
+        # The number of the first frame in columns of frames.
+        self.first_frame = 0
+        self.format = formats.AS_GIVEN
+        self.format, self.reading = self._choose_reading()
+        if self.format.is_numbered:
+            self.first_frame = self._find_first_frame()
+        match = re.fullmatch(self.format.list_name, where)
+        self.constant_label = match[1] if match and match.re.groups else None
+        self.subset = options.subset
+        if options.is_split:
+            splits = {self._read_split(row) for row in self._list_rows(self.table.sample)}
+            if self.subset not in splits:
+                self.subset = None
+        elif self.subset not in (None, "all") and "split" not in self.reading.columns:
+            what = f"{where} has no column of splits, and --subset {self.subset} needs one"
+            raise InputError(f"{what}: name it (--columns …,split=NAME)")
+        names = {self._read_name(row) for row in self._list_rows(self.table.sample)}
         urls = {name for name in names if is_remote(name)}
         # A URL stands for a downloaded file of its last part only if no two URLs end in the same
         # part, as …/1/video.mp4 and …/2/video.mp4 do.
@@ -92,19 +112,147 @@ class ListReader:
             table = indexed_table
         return finder, table
 
+    def _choose_reading(self) -> tuple[Format, Reading]:
+        """Return what the options say, or else the format that the list has.
+
+        Raise QuestionError if it has none, or a doubtful one.
+        """
+        names = self.table.names
+        if self.options.columns is not None:
+            reading = Reading.parse(self.options.columns).resolve(names, self.where)
+            return formats.AS_GIVEN, reading
+        if self.options.format is not None:
+            return self._force_format(self.options.format)
+        entry, readings = self._match_formats()
+        if entry.error:
+            fix = "write a list of the videos, or of segments in seconds, with their labels"
+            raise InputError(f"{self.where}: {entry.error}: {fix} (path,start,end,label)")
+        if len(readings) == 1 and entry in formats.FORMATS:
+            return entry, readings[0]
+        self._require_videos()
+        doubts = self._find_doubts(readings[0]) if len(readings) == 1 else []
+        if len(readings) != 1 or doubts:
+            raise self._ask(entry, readings, doubts)
+        return entry, readings[0]
+
+    def _force_format(self, name: str) -> tuple[Format, Reading]:
+        entries = {entry.name: entry for entry in (*formats.FORMATS, *formats.WITHOUT_HEADER)}
+        entry = entries.get(name)
+        if entry is None or entry.error:
+            nearest = difflib.get_close_matches(name, entries, 1, cutoff=0.3) or entries
+            raise InputError(f"--format {name} is not known: did you mean {', '.join(nearest)}?")
+        reading = Reading.parse(f"{entry.readings[0]},rest=fields".replace("rest=fields,", ""))
+        return entry, reading.resolve(self.table.names, self.where)
+
+    def _match_formats(self) -> tuple[Format, list[Reading]]:
+        """Return the format that the list has, with its readings; none if it has none."""
+        table = self.table
+        if table.is_named:
+            for entry in formats.FORMATS:
+                readings = entry.match_header(table.names)
+                if readings:
+                    return entry, readings
+            reading = formats.match_contract(table.names)
+            return formats.CONTRACT, [reading] if reading else []
+        num_frames: list[int] = []
+        if len(table.names) > 1:
+            paths = (cells.to_path(row.get(table.path)) for row in table.sample)
+            num_frames = [self.finder.count_frames(path) for path in paths]
+        for entry in formats.WITHOUT_HEADER:
+            has_name = re.fullmatch(entry.list_name, self.where)
+            if has_name and entry.match_rows(table.sample, table.path, num_frames):
+                return entry, [Reading.parse(entry.readings[0])]
+        return formats.CONTRACT, []
+
+    def _require_videos(self) -> None:
+        """Raise InputError if no cell names a file, or could by its extension."""
+        table = self.table
+        if not table.num_found and not table.num_similar:
+            names = ", ".join(map(printable, table.names[:NUM_NAMED]))
+            first = printable(", ".join(map(to_text, table.sample[0].values())))
+            what = f"{self.where} ({table.form}) names no video below {self.finder.root}"
+            fix = "give --root or --suffix, or a list with a column of paths"
+            raise InputError(f"{what}; its columns are {names} (the first row: {first}): {fix}")
+
+    def _find_first_frame(self) -> int:
+        """Return 1 if the list counts the frames of folders from 1, else 0."""
+        starts = [
+            cells.parse_time(self.reading.get("start", row))
+            for row in self.table.sample
+            if self.finder.count_frames(self._read_name(row))
+        ]
+        return int(bool(starts) and 0 not in starts)
+
+    def _find_doubts(self, reading: Reading) -> list[Doubt]:
+        """Return the reasons to ask before a list without a published header is taken."""
+        doubts = []
+        is_label_used = not (self.options.unlabeled or self.options.label_folder)
+        if is_label_used and "label" in reading.columns and "label" not in reading.units:
+            doubt = find_doubt(self.table.list_values(reading.columns["label"]))
+            if doubt:
+                name = reading.columns["label"]
+                column = name if self.table.is_named else f"column {name}"
+                doubts.append(doubt._replace(reason=f"{column} {doubt.reason}"))
+        preview = self._preview(reading)
+        if preview.num_differing:
+            doubts.append(Doubt(preview.describe_differing(), None))
+        return doubts
+
+    def _preview(self, reading: Reading) -> Preview:
+        """Return what a reading makes of the sampled rows."""
+        self.reading = reading
+        items = list(map(self._make_item, self._list_rows(self.table.sample)))
+        self.num_labels.clear()
+        return Preview(items)
+
+    def _ask(self, entry: Format, readings: list[Reading], doubts: list[Doubt]) -> QuestionError:
+        """Return the question about a list, with the readings that are proposed."""
+        table = self.table
+        for doubt in doubts:
+            readings = [it for reading in readings for it in doubt.list_answers(reading)]
+        has_labels = not (self.options.unlabeled or self.options.label_folder)
+        proposer = Proposer(table)
+        readings = readings or proposer.list_readings(has_labels)
+        settled = list(dict.fromkeys(self._settle(reading) for reading in readings))
+        if doubts:
+            why = "; ".join(doubt.reason for doubt in doubts)
+        elif entry.readings:
+            why = f"it is a list of {entry.name}, of which several columns may be the label"
+        else:
+            names = ", ".join(("path", *formats.CONTRACT_ROLES))
+            why = f"it is no published format and has other columns than {names}"
+        lines = describe_columns(table, settled[0])
+        lines += self._preview(settled[0]).describe()
+        lines += [f"  {remark}" for remark in proposer.list_remarks()]
+        if settled[0] != readings[0]:
+            lines.append(f"  {self._preview(readings[0]).describe_differing()}")
+        lines += [f"  {self._repeat_command(str(reading))}" for reading in settled]
+        what = f"{self.where} ({table.form}) is shown before it is read, as {why}"
+        return QuestionError(what, lines)
+
+    def _settle(self, reading: Reading) -> Reading:
+        """Return a reading without what rows of one whole video contradict each other in."""
+        preview = self._preview(reading)
+        if preview.num_conflicts:
+            reading = reading.drop("label")
+        if preview.num_differing:
+            reading = replace(reading.drop("caption", "group"), rest=IGNORED)
+        return reading
+
+    def _repeat_command(self, columns: str) -> str:
+        if self.options.takes_columns:
+            return repeat_command("--columns", columns)
+        return command_line("shards", self.where, "OUTPUT", "--columns", columns)
+
     def read(self) -> Iterator[Item]:
         """Yield an item for each row that is in the subset and not left out.
 
-        Raise InputError at the end if it is not clear which subset to take, or if the labels do not
-        look like classes.
+        Raise InputError at the end if it is not clear which subset to take, or if some labels are
+        numbers and others names.
         """
-        for row in self.table.read_rows():
+        for row in self._list_rows(self.table.read_rows()):
             self.num_rows += 1
-            if self.table.columns and len(row) > len(self.columns.names):
-                width = f"{len(row)} cells under {len(self.columns.names)} columns"
-                fix = "quote the one that holds a separator"
-                yield self._reject(row, f"its row has {width}: {fix}")
-            elif self._is_left_out(row):
+            if self._is_left_out(row):
                 self.num_left_out += 1
             elif self._is_in_subset(row):
                 yield self._make_item(row)
@@ -113,52 +261,59 @@ class ListReader:
             # Subsets are made for training with labels. Without labels, features or figures may be
             # made of all rows.
             subset = "all"
-        groups = dict(zip(self._list_subsets(), sorted(self.num_subsets), strict=True))
+        groups = dict(zip(self._list_splits(), sorted(self.num_splits), strict=True))
         choose_subset(groups, subset, self.where)
-        self._require_classes()
+        self._require_equal_labels()
+
+    def _list_rows(self, records: Iterable[Row]) -> Iterator[Row]:
+        """Yield a row for each segment or video that a row, or an object of JSON, may hold."""
+        lists = self.reading.choose_lists(self.lists)
+        is_flat = not lists and not any("." in name for name in self.table.names)
+        for record in records:
+            for row in [record] if is_flat else cells.unfold(record, lists):
+                yield from self.reading.list_parts(row)
 
     def _is_left_out(self, row: Row) -> bool:
-        left_out = self.columns.format.left_out
-        if left_out is None:
+        if self.format.left_out is None:
             return False
-        mark, _ = left_out
-        return cells.read_label(get_cell(row, self.columns.exclusion)) == mark
+        column, mark, _ = self.format.left_out
+        return to_text(row.get(column)) == mark
 
     def _is_in_subset(self, row: Row) -> bool:
         """Return whether a row is of the subset to take, and count it."""
-        if self.columns.subset is None:
+        if "split" not in self.reading.columns:
             return True
-        subset = self._read_subset(row)
-        self.num_subsets[subset] += 1
-        return self.subset in (None, "all", subset)
+        split = self._read_split(row)
+        self.num_splits[split] += 1
+        return self.subset in (None, "all", split)
 
-    def _read_subset(self, row: Row) -> str:
-        """Return the subset of a row: train, val or test, or else the text of its cell."""
-        text = cells.read_label(get_cell(row, self.columns.subset)) or "no subset"
-        names = dict(self.columns.format.subsets)
-        return names.get(text) or GROUPS.get(text.lower(), text)
+    def _read_split(self, row: Row) -> str:
+        """Return the split of a row: train, val or test, or else the text of its cell."""
+        text = cells.read_label(self.reading.get("split", row)) or "no split"
+        return dict(self.format.splits).get(text) or GROUPS.get(text.lower(), text)
 
     def _reject(self, row: Row, problem: str) -> Item:
-        text = ",".join(map(cells.to_text, row))[:MAX_NAME]
+        text = ",".join(map(to_text, row.values()))[:MAX_NAME]
         return Item(f"{self.where}, row {self.num_rows}: {text}", "", problem=problem)
 
     def _read_name(self, row: Row) -> str:
         """Return the name of a row's video, with the suffix; "" if the row has no name."""
-        name = cells.to_path(get_cell(row, self.columns.path))
+        name = cells.to_path(self.reading.get("path", row))
         return name and name + self.options.suffix
 
     def _make_item(self, row: Row) -> Item:
-        columns = self.columns
+        num_extra = self._count_extra(row)
+        if num_extra:
+            what = f"its row has {num_extra} cells more than there are columns"
+            return self._reject(row, f"{what}: quote the one that holds a separator")
         name = self._read_name(row)
         if not name:
             return self._reject(row, "this row names no video")
         labels = self._read_labels(row)
-        fields = cells.dump_fields(columns.names, row, columns.fields)
-        segment = None
-        problem = None
-        if columns.times:
-            segment, problem = cells.read_segment(row, columns.times)
-        cell = get_cell(row, columns.path)
+        fields = self.reading.dump_fields(row, self.table.is_named)
+        first = self.first_frame
+        segment, problem = self.reading.read_segment(row, first, self.format.seconds)
+        cell = self.reading.get("path", row)
         if isinstance(cell, ParquetCell):
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
         path = None
@@ -182,17 +337,28 @@ class ListReader:
             labels = get_folder_label(source.rpartition("/")[0], self.options.label_folder)
         return Item(source, location, labels, 0, problem, str(segment or ""), fields)
 
+    def _count_extra(self, row: Row) -> int:
+        """Return how many cells of a row are in no column that the reading accounts for."""
+        if EXTRA in row:
+            return len(row[EXTRA])
+        if self.reading.rest:
+            return 0
+        return max(0, len(row) - len(self.reading.columns))
+
     def _read_labels(self, row: Row) -> tuple[str, ...] | None:
-        columns = self.columns
-        if columns.constant_label is not None:
-            return (columns.constant_label,)
-        cell = get_cell(row, columns.label)
+        if self.constant_label is not None:
+            return (self.constant_label,)
+        cell = self.reading.get("label", row)
+        mark = MARKS.get(self.reading.units.get("label", ""))
         # Lists of JSON are not hashable.
         read_labels = self._parse_labels if isinstance(cell, str) else cells.read_labels
-        labels = read_labels(cell, columns.separator)
-        if labels and columns.format.removed:
-            labels = tuple(re.sub(columns.format.removed, "", label) for label in labels)
-        if labels and columns.separator is None:
+        labels = read_labels(cell, mark)
+        # Class ids of Hugging Face and pseudo-labels are -1 where there is no label.
+        if labels == ("-1",):
+            labels = None
+        if labels and self.format.removed:
+            labels = tuple(re.sub(self.format.removed, "", label) for label in labels)
+        if labels and len(labels) == 1:
             self.num_labels[labels[0]] += 1
         return labels
 
@@ -215,54 +381,41 @@ class ListReader:
                 return path
         return None
 
-    def _require_classes(self) -> None:
-        """Raise InputError if labels look like captions, or some are numbers and others names.
+    def _require_equal_labels(self) -> None:
+        """Raise InputError if some labels are numbers and others names.
 
-        --label-column turns both checks off, and a label map the second one.
+        Columns that the user names, and a label map, turn this off.
         """
-        counts = self.num_labels
-        column = self.columns.label
-        if self.options.label is not None or not counts or column is None:
+        is_decided = self.options.columns is not None or self.options.has_label_map
+        numbers = Counter({label: n for label, n in self.num_labels.items() if is_id(label)})
+        names = self.num_labels - numbers
+        if is_decided or not numbers or not names:
             return
-        where = f"{self.where}: {self.columns.names[column]}"
-        if _are_captions(counts):
-            example = printable(next(iter(counts)))
-            what = f"{len(counts)} different values in {counts.total()} rows, such as {example!r}"
-            fix = "give --label-column, or --unlabeled (other columns are kept with each sample)"
-            raise InputError(f"{where} has {what}, which look like captions, not classes: {fix}")
-        numbers = Counter({label: count for label, count in counts.items() if is_id(label)})
-        names = counts - numbers
-        if numbers and names and not self.options.has_label_map:
-            what = (
-                f"{where} is a number in {_count_rows(numbers)} and a name in {_count_rows(names)}"
-            )
-            fix = "write all labels alike, or give --label-map or --label-column"
-            raise InputError(f"{what}: {fix}")
+        counts = f"a number in {_count_rows(numbers)} and a name in {_count_rows(names)}"
+        fix = f"write all alike, or give --label-map, or --columns {self.reading}"
+        raise InputError(f"{self.where}: {self.reading.columns['label']} is {counts}: {fix}")
 
-    def _list_subsets(self) -> list[str]:
-        return [f"{printable(name)} ({count})" for name, count in sorted(self.num_subsets.items())]
+    def _list_splits(self) -> list[str]:
+        return [f"{printable(name)} ({count})" for name, count in sorted(self.num_splits.items())]
 
     def describe(self) -> str:
         """Return a sentence that says how the list was read, and which format it has."""
-        columns = self.columns
-        names = [printable(name) for name in columns.names]
-        label = columns.constant_label or "none"
-        if self.options.label_folder:
-            label = f"folder {self.options.label_folder} of the path"
-        elif columns.label is not None:
-            label = names[columns.label]
-        parts = [f"path = {names[columns.path]}", f"label = {label}"]
-        times = columns.times
-        if times:
-            end = f" and {times.length:g} s" if times.end is None else f" to {names[times.end]}"
-            unit = "frames" if times.in_frames else "seconds"
-            parts.append(f"segments = {names[times.start]}{end} ({unit})")
-        if self.num_subsets:
-            subsets = ", ".join(self._list_subsets())
-            parts.append(f"subsets: {subsets}; taken: {self.subset or 'all'}")
-        if columns.format.left_out:
-            parts.append(f"{self.num_left_out} rows of {columns.format.left_out[1]} left out")
-        parts.append(f"format: {columns.format.name}; below {self.finder.root}")
+        parts = []
+        for role, name in self.reading.columns.items():
+            column = name if self.table.is_named else f"column {name}"
+            parts.append(f"{self.reading.describe(role)} = {printable(column)}")
+        if self.constant_label is not None:
+            parts.append(f"label = {self.constant_label}")
+        elif self.options.label_folder:
+            parts.append(f"label = folder {self.options.label_folder} of the path")
+        elif "label" not in self.reading.columns:
+            parts.append("no labels")
+        if self.num_splits:
+            splits = ", ".join(self._list_splits())
+            parts.append(f"splits: {splits}; taken: {self.subset or 'all'}")
+        if self.format.left_out:
+            parts.append(f"{self.num_left_out} rows of {self.format.left_out[2]} left out")
+        parts.append(f"format: {self.format.name}; below {self.finder.root}")
         return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
 
 
@@ -273,18 +426,6 @@ def _explain_kind(path: str) -> str | None:
     kind = classify_name(path.rpartition("/")[2])
     # A file with another name is examined later, by its first bytes.
     return f"by its name it is one of the {kind}" if kind in KINDS else None
-
-
-def _are_captions(counts: Counter[str]) -> bool:
-    """Return whether labels look like captions; `counts` is the number of rows by label."""
-    num_rows = counts.total()
-    num_words = sum(len(label.split()) for label in counts)
-    words_per_label = num_words / len(counts)
-    if num_rows >= MIN_CAPTIONS and len(counts) > num_rows / 2:
-        return words_per_label >= CAPTION_WORDS
-    if num_rows >= FEW_CAPTIONS and len(counts) == num_rows:
-        return words_per_label >= CAPTION_WORDS + 2
-    return False
 
 
 def _count_rows(counts: Counter[str]) -> str:

@@ -9,20 +9,27 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
-from adamae.shard_tools.inputs.cells import WHOLE, Row, get_cell, list_records, unfold
+from adamae.shard_tools.inputs.cells import (
+    WHOLE,
+    Row,
+    is_list_of_objects,
+    is_missing,
+    list_cells,
+    parse_nested,
+)
 from adamae.shard_tools.inputs.folders import has_video_extension
+from adamae.shard_tools.inputs.formats import COLUMN_NAMES
 from adamae.shard_tools.inputs.location import ParquetCell, import_pyarrow
-from adamae.shard_tools.inputs.vocabulary import is_known
 
 # The most characters of a cell: a quote that is never closed must not swallow the rest of the list.
 MAX_CELL = 2**20
@@ -65,13 +72,18 @@ ENCODINGS = {
 BINARY = set(range(32)) - set(b"\t\n\r\f\x1b\x1c\x1d\x1e")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 JSON_LINES_SUFFIXES = JSON_SUFFIXES[1:]
+# An object of JSON with more keys has a video a key.
+MAX_WRAPPER_KEYS = 20
 # Hugging Face's types of columns that may hold videos; other types are pictures and sounds.
 VIDEO_TYPES = (None, "Value", "Video")
+# The key of what a row has beyond its columns.
+EXTRA = "cells without a column"
 FORMS = "give a list as CSV, JSON, JSON lines or Parquet"
 
 # Returns whether a cell names a video that exists.
 IsFile = Callable[[str], bool]
 ReadLines = Callable[[], Iterator[str]]
+ReadRows = Callable[[], Iterator[Row]]
 # Splits lines into cells; the second argument names the list in messages.
 Split = Callable[[Iterable[str], str], Iterator[list[str]]]
 
@@ -82,24 +94,36 @@ class Table(NamedTuple):
     where: str
     # How the list is read, for messages: "UTF-8, commas, header".
     form: str
-    # The names of the columns; None if they have none.
-    columns: list[str] | None
     # Returns a new iterator over all rows, from the first; the rows are not held in memory.
-    read_rows: Callable[[], Iterator[Row]]
+    read_rows: ReadRows
     sample: list[Row]
+    # The cells of each line if it is text whose header, if any, is still a row.
+    read_cells: Callable[[], Iterator[list[str]]] | None = None
+    # Whether the columns have names of their own, not the numbers "1", "2", …
+    is_named: bool = True
     # The fraction of the sampled rows that have the most common number of cells.
     fraction: float = 1
-    # The number of the column that names the most videos.
-    column: int = 0
+    # The names of the columns; those in inner objects are as list_cells writes them.
+    names: tuple[str, ...] = ()
+    # The column that names the most videos.
+    path: str = ""
     # The number of cells of this column that name files that exist, or hold videos.
     num_found: int = 0
-    # The number of cells of the header that are known names of columns.
+    # The number of names that some published list has, too.
     num_known: int = 0
     # The number of cells of this column with a video's extension or a URL.
     num_similar: int = 0
     # The number of rows that were searched for these counts.
     num_scored: int = 1
-    has_header: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int, int, float]:
+        return self.num_found, self.num_known, self.num_similar, self.fraction
+
+    def list_values(self, name: str) -> list[Any]:
+        """Return the sampled cells of a column, without those that are missing."""
+        pairs = (pair for row in self.sample for pair in list_cells(row))
+        return [cell for column, cell in pairs if column == name and not is_missing(cell)]
 
 
 def list_tables(path: Path, where: str) -> list[Table]:
@@ -111,16 +135,12 @@ def list_tables(path: Path, where: str) -> list[Table]:
         return [_read_parquet(path, where)]
     encoding = _find_encoding(head, where)
     read_lines = partial(_read_lines, path, encoding, where)
-    first = ""
-    for line in read_lines():
-        first = line.strip()
-        if first:
-            break
+    first = next((line for line in read_lines() if line.strip()), "").strip()
+    tables = []
     if first.startswith(("[", "{")):
-        table = _read_json(path, where, read_lines)
-        if table is not None:
-            return [table]
-    tables = list(_list_splits(read_lines, where, encoding.removesuffix("-sig").upper()))
+        tables = _read_json(path, where, read_lines)
+    if not tables:
+        tables = list(_list_splits(read_lines, where, encoding.removesuffix("-sig").upper()))
     if not tables:
         raise InputError(f"{where} is empty")
     return tables
@@ -138,87 +158,120 @@ def _find_encoding(head: bytes, where: str) -> str:
 
 
 def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
-    """Return the table under which the most rows name a video; `_rank` decides between equals.
+    """Return the table under which the most rows name a video; `Table.rank` decides between equals.
 
-    If it has a header, the header becomes the names of its columns. Cells that hold lists of
-    annotations become a row for each annotation.
+    If its first row is a header, the header becomes the names of its columns.
     """
-    table = max((_score(table, is_file) for table in tables), key=_rank)
-    if table.columns is not None:
-        return table
-    if not table.has_header:
-        return table._replace(form=f"{table.form}, no header")
-    columns = [_to_name(cell) for cell in table.sample[0]]
-    # pandas writes the index of rows as a first column without a name, and numbers as the names of
-    # columns that have none.
-    num_index_columns = 1 if columns[0] == "" else 0
-    numbers = [str(number) for number in range(len(columns) - num_index_columns)]
-    is_numbered = columns[num_index_columns:] == numbers
-    start = num_index_columns if is_numbered else 0
-    columns = columns[start:]
-
-    def read_rows() -> Iterator[Row]:
-        return (row[start:] for row in islice(table.read_rows(), 1, None))
-
-    def read_records() -> Iterator[dict[str, Any]]:
-        return (dict(zip(columns, row, strict=False)) for row in read_rows())
-
-    form = f"{table.form}, header"
-    if any(unfold(record)[0] is not record for record in islice(read_records(), SAMPLE_ROWS)):
-        return choose_table([_read_records(table.where, form, read_records)], is_file)
-    names = None if is_numbered else columns
-    rows = [row[start:] for row in table.sample[1:]]
-    return table._replace(
-        form=form, columns=names, read_rows=read_rows, sample=rows, column=table.column - start
-    )
+    table = max((_score(table, is_file) for table in tables), key=lambda table: table.rank)
+    if table.read_cells:
+        if _has_header(table, is_file):
+            table = _apply_header(table)
+        else:
+            table = table._replace(form=f"{table.form}, no header")
+    nested: set[str] = set()
+    for row in table.sample:
+        nested.update(name for name, cell in row.items() if parse_nested(cell) is not cell)
+    if nested:
+        read_rows = partial(_parse_cells, table.read_rows, nested)
+        sample = list(islice(read_rows(), SAMPLE_ROWS))
+        table = table._replace(read_rows=read_rows, sample=sample)
+    return _score(table, is_file)
 
 
-def _rank(table: Table) -> tuple[int, int, int, float]:
-    return table.num_found, table.num_known, table.num_similar, table.fraction
+def _parse_cells(read_rows: ReadRows, names: set[str]) -> Iterator[Row]:
+    """Yield rows in which the texts of lists and objects are these."""
+    for row in read_rows():
+        yield {name: parse_nested(cell) if name in names else cell for name, cell in row.items()}
 
 
 def _score(table: Table, is_file: IsFile) -> Table:
-    """Find the column that names videos, and whether the first row is a header."""
+    """Find the names of the columns, and the column that names videos."""
     rows = table.sample
+    names = dict.fromkeys(name for row in rows for name, _ in list_cells(row))
+    names.pop(EXTRA, None)
     chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
-    num_found = 0
-    num_similar = 0
-    path_column = 0
-    for column in range(max(map(len, rows))):
-        row_cells = [get_cell(row, column) for row in chosen]
-        cells = [str(cell).strip() for cell in row_cells if isinstance(cell, (str, int))]
-        similar = sum(has_video_extension(cell) or is_remote(cell) for cell in cells)
-        found = sum(isinstance(cell, ParquetCell) for cell in row_cells) + sum(map(is_file, cells))
-        # The first of several equal columns is kept.
-        if (found, similar) > (num_found, num_similar):
-            num_found = found
-            num_similar = similar
-            path_column = column
-    first = [_to_name(cell) for cell in rows[0]]
-    path = first[path_column] if path_column < len(first) else ""
-    num_known = sum(map(is_known, first)) if len({*first}) == len(first) else 0
-    num_other_rows = len(chosen) - 1
-    num_other_files = num_found - is_file(path)
-    # The first row of pandas' tables is ",path,label" or "0,1".
-    is_index = (len(first) > 1 and first[0] == "") or first[:2] == ["0", "1"]
-    is_number = WHOLE.fullmatch(path) and not is_index
-    is_path = is_file(path) or has_video_extension(path) or "/" in path
-    all_others_are_files = num_other_rows >= 2 and num_other_files == num_other_rows
-    names_columns = is_known(path) or num_known >= 2 or is_index or all_others_are_files
-    is_named = table.columns is None and path_column < len(first)
-    has_header = is_named and names_columns and not is_path and not is_number
+    num_found = Counter[str]()
+    num_similar = Counter[str]()
+    for row in chosen:
+        for name, cell in list_cells(row):
+            if name not in names:
+                continue
+            for part in cell if isinstance(cell, list) else [cell]:
+                if isinstance(part, ParquetCell):
+                    num_found[name] += 1
+                elif isinstance(part, (str, int)):
+                    text = str(part).strip()
+                    num_found[name] += is_file(text)
+                    num_similar[name] += has_video_extension(text) or is_remote(text)
+    # The first of several equal columns is taken.
+    path = max(names, key=lambda name: (num_found[name], num_similar[name]), default="")
+    header = names if table.is_named else map(_to_name, rows[0].values())
     return table._replace(
-        column=path_column,
-        num_found=num_found,
-        num_known=num_known if has_header else 0,
-        num_similar=num_similar,
-        num_scored=len(chosen) - 1 if has_header else len(chosen),
-        has_header=has_header,
+        names=tuple(names),
+        path=path,
+        num_found=num_found[path],
+        num_known=len(COLUMN_NAMES.intersection(map(str.lower, header))),
+        num_similar=num_similar[path],
+        num_scored=len(chosen),
     )
 
 
 def _to_name(cell: Any) -> str:
     return str(cell).strip().lstrip("#").strip()
+
+
+def _has_header(table: Table, is_file: IsFile) -> bool:
+    """Return whether the first row of a table holds the names of its columns."""
+    path = _to_name(table.sample[0].get(table.path, ""))
+    if is_file(path) or has_video_extension(path) or "/" in path:
+        return False
+    names = list(map(_to_name, table.sample[0].values()))
+    # The first row of pandas' tables is ",path,label" or ",0,1".
+    if (len(names) > 1 and names[0] == "") or names[:2] == ["0", "1"]:
+        return True
+    if WHOLE.fullmatch(path) or len(set(names)) < len(names):
+        return False
+    all_others_are_files = 2 <= table.num_found == table.num_scored - 1
+    return all_others_are_files or path.lower() in COLUMN_NAMES or table.num_known >= 2
+
+
+def _apply_header(table: Table) -> Table:
+    """Return a table whose columns are called as its first row says."""
+    assert table.read_cells is not None
+    names = [_to_name(cell) for cell in table.sample[0].values()]
+    columns = [[row.get(number, "") for row in table.sample[1:]] for number in table.sample[0]]
+    for number, (name, cells) in enumerate(zip(names, columns, strict=True)):
+        # pandas writes the numbers of rows first, and a separator too many ends in no cells.
+        is_index = number == 0 and cells == [str(row) for row in range(len(cells))]
+        if not name and (any(cells) and not is_index):
+            names[number] = f"column {number + 1}"
+    given_names = list(filter(None, names))
+    is_named = given_names != [str(number) for number in range(len(given_names))]
+    if not is_named:
+        # pandas counts columns without names from 0.
+        names = [name and str(int(name) + 1) for name in names]
+    read_rows = partial(_read_rows, table.read_cells, names, 1)
+    return table._replace(
+        form=f"{table.form}, header",
+        read_rows=read_rows,
+        sample=list(islice(read_rows(), SAMPLE_ROWS)),
+        is_named=is_named,
+    )
+
+
+def _read_rows(
+    read_cells: Callable[[], Iterator[list[str]]], names: Sequence[str], first: int
+) -> Iterator[Row]:
+    """Yield rows from the row `first` on; cells of columns without a name are left out."""
+    width = len(names)
+    has_unnamed = "" in names
+    for cells in islice(read_cells(), first, None):
+        row: dict[str, Any] = dict(zip(names, cells, strict=False))
+        if has_unnamed:
+            del row[""]
+        if len(cells) > width and any(cells[width:]):
+            row[EXTRA] = cells[width:]
+        yield row
 
 
 def require_uncompressed(path: Path) -> None:
@@ -249,19 +302,14 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
 
 
 def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[list[str]]:
-    """Yield the cells of each line, without empty cells at its end; skip empty lines.
-
-    Raise InputError if a quote is not closed.
-    """
+    """Yield the cells of each line; skip empty lines. Raise InputError if a quote is not closed."""
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
     line_number = 0
     try:
         for row in reader:
             line_number = reader.line_num
-            while row and not row[-1]:
-                row.pop()
-            if row:
+            if any(row):
                 yield row
     except csv.Error as error:
         what = f"line {line_number + 1}, cannot be split at {SEPARATORS[separator]} ({error})"
@@ -308,8 +356,9 @@ def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[T
     """Yield a table for each splitter that gives at least half of the rows the same width."""
     num_skipped = _count_remarks(read_lines())
     lines = list(islice(read_lines(), num_skipped, num_skipped + SAMPLE_ROWS))
+    has_tabs = False
     for name, num_cells, split in SPLITTERS:
-        rows: list[Row] = []
+        rows: list[list[str]] = []
         # A row that cannot be split ends the sample here; `read_rows` raises the error later.
         with suppress(InputError):
             rows.extend(split(lines, where))
@@ -319,42 +368,96 @@ def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[T
         is_expected = width > 1 if num_cells is None else width == num_cells
         if not is_expected or 2 * count < len(rows):
             continue
-        columns = ["id", "start", "end", "sentence"] if name == "##" else None
+        if name == "tabs" and count == len(rows):
+            has_tabs = True
+        elif name == "spaces" and has_tabs:
+            # Names of columns, and labels, hold spaces.
+            continue
 
-        def read_rows(split: Split = split) -> Iterator[Row]:
+        def read_cells(split: Split = split) -> Iterator[list[str]]:
             return split(islice(read_lines(), num_skipped, None), where)
 
-        yield Table(where, f"{encoding}, {name}", columns, read_rows, rows, count / len(rows))
+        names = [str(number) for number in range(1, max(map(len, rows)) + 1)]
+        is_named = name == "##"
+        if is_named:
+            names = ["id", "start", "end", "sentence"]
+        yield Table(
+            where,
+            f"{encoding}, {name}",
+            partial(_read_rows, read_cells, names, 0),
+            [dict(zip(names, row, strict=False)) for row in rows],
+            None if is_named else read_cells,
+            is_named,
+            count / len(rows),
+        )
 
 
 def _count_remarks(lines: Iterable[str]) -> int:
-    """Return the number of remarks at the beginning: lines that start with "# ", less the last one.
+    """Return the number of lines before the list: "sep=;", and "# …" but for the last of them.
 
     The last one is the header. AudioSet's lists begin with "# Segments csv created …",
     "# num_ytids=…" and "# YTID, …".
     """
-    num_remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), lines))
-    return max(0, num_remarks - 1)
+    remarks = list(takewhile(re.compile("# |sep=.$").match, map(str.strip, lines)))
+    if remarks and remarks[0].startswith("sep="):
+        return 1
+    return max(0, len(remarks) - 1)
 
 
-def _read_json(path: Path, where: str, read_lines: ReadLines) -> Table | None:
-    """Read JSON or JSON lines, whose records may be objects, lists of cells, or names of videos.
+def _read_json(path: Path, where: str, read_lines: ReadLines) -> list[Table]:
+    """List the ways to read JSON or JSON lines: objects, lists of cells, or names of videos.
 
-    Return None if the file is neither: a list in another format may begin with a bracket. Raise
+    Return none if the file is neither: a list in another format may begin with a bracket. Raise
     InputError if its extension says JSON and its text cannot be read.
     """
     lines = list(islice(filter(str.strip, read_lines()), 2))
     with suppress(ValueError, RecursionError):
         json.loads(lines[0])
         if len(lines) > 1 or path.suffix in JSON_LINES_SUFFIXES:
-            return _read_records(where, "JSON lines", lambda: _parse_lines(read_lines(), where))
+            return [_make_table(where, "JSON lines", lambda: _parse_lines(read_lines(), where))]
     try:
-        records = list_records(json.loads("".join(read_lines())), where)
+        value = json.loads("".join(read_lines()))
     except (ValueError, RecursionError) as error:
         if path.suffix not in JSON_SUFFIXES:
-            return None
+            return []
         raise InputError(f"{where} is not a list of videos ({error})") from error
-    return _read_records(where, "JSON", lambda: iter(records))
+    if isinstance(value, list):
+        return [_make_table(where, "JSON", lambda: iter(value))]
+    return list(_list_object_tables(value, where))
+
+
+def _list_object_tables(value: dict[str, Any], where: str) -> Iterator[Table]:
+    """Yield the ways to read an object: a list in it, an entry a video, or all of it as one video.
+
+    An entry is a row with the columns `key` and `value`, or those of the object that it holds.
+    Raise InputError if the object holds several lists that differ in their columns.
+    """
+    is_flat = not any(isinstance(entry, (dict, list)) for entry in value.values())
+    whole = _make_table(where, "JSON, one object", lambda: iter([value]))
+    if is_flat:
+        yield whole
+    lists = {name: entries for name, entries in value.items() if is_list_of_objects(entries)}
+    if len(value) <= MAX_WRAPPER_KEYS:
+        if len({tuple(entries[0]) for entries in lists.values()}) > 1:
+            what = f"{where} holds several lists ({', '.join(lists)})"
+            raise InputError(f"{what}: give one in a file of its own")
+        if len(lists) == 1:
+            ((name, entries),) = lists.items()
+            yield _make_table(where, f"JSON, the list {name}", lambda: iter(entries))
+        for name, entries in value.items():
+            # ActivityNet, HACS, THUMOS and COIN wrap their videos so.
+            if isinstance(entries, dict) and entries:
+                form = f"JSON, the object {name}"
+                yield _make_table(where, form, partial(_list_entries, entries))
+    yield _make_table(where, "JSON, an object by key", partial(_list_entries, value))
+    if not is_flat:
+        yield whole
+
+
+def _list_entries(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for key, entry in value.items():
+        inner = entry if isinstance(entry, dict) else {"value": entry}
+        yield {"key": key, **inner}
 
 
 def _parse_lines(lines: Iterator[str], where: str) -> Iterator[Any]:
@@ -405,7 +508,7 @@ def _read_parquet(path: Path, where: str) -> Table:
                     record[name] = ParquetCell(str(path.absolute()), group, row, leaf, source)
             yield record
 
-    return _read_records(where, form, read_records)
+    return _make_table(where, form, read_records)
 
 
 def _list_features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
@@ -467,32 +570,27 @@ def _list_positions(file: Any) -> Iterator[tuple[int, int]]:
             yield group, row
 
 
-def _read_records(where: str, form: str, read_records: Callable[[], Iterator[Any]]) -> Table:
-    """Return a table with a row for each record, or for each segment of a record (see `unfold`).
+def _make_table(where: str, form: str, read_values: Callable[[], Iterator[Any]]) -> Table:
+    """Return a table with a row for each value: an object, a list of cells or a name.
 
-    Raise InputError if some records are objects and others are not.
+    Raise InputError if some values are objects and others are not.
     """
-
-    def read_parts() -> Iterator[Any]:
-        return chain.from_iterable(map(unfold, read_records()))
-
-    def to_row(record: Any) -> Row:
-        if isinstance(record, dict) != (columns is not None):
-            example = json.dumps(record)[:80]
-            raise InputError(f"{where} has objects and other values: {example}")
-        if columns is not None:
-            return [record.get(name) for name in columns]
-        return record if isinstance(record, list) else [record]
-
-    def read_rows() -> Iterator[Row]:
-        return map(to_row, read_parts())
-
-    sample = list(islice(read_parts(), SAMPLE_ROWS))
-    kinds = {type(record) for record in sample}
+    kinds = {type(value) for value in islice(read_values(), SAMPLE_ROWS)}
     if kinds not in ({dict}, {list}, {str}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
         raise InputError(f"{where} is not a list of videos: it has {names}")
-    columns = None
-    if kinds == {dict}:
-        columns = list(dict.fromkeys(chain.from_iterable(sample)))
-    return Table(where, form, columns, read_rows, [to_row(record) for record in sample])
+
+    def to_row(value: Any) -> Row:
+        if isinstance(value, dict) != (dict in kinds):
+            example = json.dumps(value)[:80]
+            raise InputError(f"{where} has objects and other values: {example}")
+        if isinstance(value, dict):
+            return value
+        cells = value if isinstance(value, list) else [value]
+        return {str(number): cell for number, cell in enumerate(cells, 1)}
+
+    def read_rows() -> Iterator[Row]:
+        return map(to_row, read_values())
+
+    sample = list(islice(read_rows(), SAMPLE_ROWS))
+    return Table(where, form, read_rows, sample, is_named=dict in kinds)

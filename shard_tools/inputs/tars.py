@@ -23,7 +23,6 @@ from adamae.shard_tools.inputs.folders import classify_name, is_hidden
 from adamae.shard_tools.inputs.item import UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
-from adamae.shard_tools.inputs.vocabulary import LABELS, to_key
 
 # Extensions of the members that say something of the video beside them.
 SIDECARS = ("cls", "txt", "json")
@@ -34,8 +33,8 @@ def list_tars(
 ) -> Iterator[Item]:
     """Yield the videos of the tars of a folder.
 
-    `label` names where labels are, if not in .cls or in a usual entry of .json: txt, or the name of
-    an entry. In shards that make_shards.py wrote, a label is a class id.
+    `label` names where labels are, if not in .cls, or in "label" or "labels" of .json: txt, or the
+    name of an entry. In shards that make_shards.py wrote, a label is a class id.
     """
     shards = {tar for tar in tars if tar.with_suffix(".samples.jsonl").is_file()}
     classes: dict[str, str] = {}
@@ -131,17 +130,17 @@ def _describe_video(
 
 
 def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
-    """Return the labels in the entry `label`, or else in .cls or an entry that is called so."""
+    """Return the labels in the entry `label`, or else in .cls, "label" or "labels"."""
     if label:
         keys = [label]
     else:
-        usual = {key for key in entries if to_key(key) in LABELS}
-        keys = ["cls", *sorted(usual - {"cls"})]
+        # Our own shards have the latter.
+        keys = ["cls", "label", "labels"]
     for key in keys:
         value = entries.get(key)
         if not is_missing(value):
             # A list holds several labels, and a text is one, whatever marks are in it.
-            return read_labels(value, "" if isinstance(value, list) else None)
+            return read_labels(value)
     return None
 
 

@@ -15,8 +15,6 @@ TABULAR = (
     "Time,Media file path,Total length,FPS,Subject,Behavior,Behavioral category,Comment,Status\n"
 )
 BORIS = "export aggregated events as TSV"
-TASK = '[{"id": 1, "data": {"video": "a.mp4"}, "annotations": [{"id": 2, "completed_by": 1}]}]'
-TIMELINE = '[{"video": "a.mp4", "tl": [{"timelinelabels": ["run"]}]}]'
 # Names, contents, and parts of the sentences.
 FOREIGN = [
     (
@@ -46,8 +44,6 @@ FOREIGN = [
     ("a.opf", "", "is a document of Datavyu, ANVIL or CHAT"),
     ("via.json", '{"project": {"creator": "http://x.org/software/via"}}', "is a project of VIA"),
     ("via.csv", "# Exported using VGG Image Annotator\n", "is a project of VIA"),
-    ("tasks.json", TASK, "is JSON of Label Studio: export classes of whole videos as CSV"),
-    ("min.json", TIMELINE, "is JSON of Label Studio"),
     ("a.m3u8", "#EXTM3U\n#EXTINF:9,\na.ts\n", "is a playlist: write a list with one path a line"),
     ("list.csv", "<!DOCTYPE html>\n<html></html>", "is a web page, often a login or an error"),
     ("cvat.xml", "<annotations><track/></annotations>", "is XML: write a list"),

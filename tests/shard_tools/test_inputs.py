@@ -134,7 +134,7 @@ HEADER = "label,path\nrun,run/a.mp4\n"
 ROW = "run/a.mp4,run\n"
 # Each has one good line.
 BAD_LINES = [
-    "run/a.mp4 run\n" + "x" * 5000,
+    "run/a.mp4 run\n" + "x" * 5000 + " run",
     "run/a.mp4 run\n" + "x" * 300 + " run",
     ROW + "x" * 300 + ",run",
     ROW + "x" * 200_000 + ",run",

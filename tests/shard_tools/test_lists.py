@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import pytest
 from shard_making import all_samples, make, make_folder, read_labels, video_bytes
 
-from adamae.common.errors import InputError
-from adamae.shard_tools.inputs import read_inputs, read_label_map
+from adamae.common.errors import InputError, QuestionError
+from adamae.shard_tools.inputs import ListOptions, read_inputs, read_label_map
 
 FILES = [
     "a.mp4",
@@ -53,6 +55,14 @@ def write_list(path: Path, content: Any) -> Path:
     return path
 
 
+def list_proposals(inputs: Path, **options: Any) -> list[str]:
+    """Return the values of --columns that the question about a list proposes."""
+    with pytest.raises(QuestionError) as question:
+        read_inputs(str(inputs), ListOptions(takes_columns=True, **options))
+    commands = [shlex.split(line) for line in question.value.details if "--columns" in line]
+    return [words[words.index("--columns") + 1] for words in commands]
+
+
 AB = [("a.mp4", "run"), ("b.mp4", "walk")]
 KINETICS = "label,youtube_id,time_start,time_end,split,is_cc\n"
 EPIC = (
@@ -61,7 +71,8 @@ EPIC = (
     "P01_01_0,P01,P01_01,00:00:00.14,00:00:03.37,8,202,open door,open,3,door,3\n"
 )
 ANNOTATION = {"label": "run", "segment": [1.5, 4]}
-# Names of lists, their contents, options, and the labels that are right, by names.
+# Names of lists, their contents, options, and the labels that are right, by names. A list is taken
+# without a question unless there is `columns`, which the question proposes first.
 HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("VideoMAE", "a.mp4  0\nb.mp4  1\n", {}, [("a.mp4", "0"), ("b.mp4", "1")]),
     ("VideoMAEv2 pre-training", "a.mp4 0 -1\nb.mp4 0 -1\n", {}, [("a.mp4", None), ("b.mp4", None)]),
@@ -150,7 +161,14 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
         {"label_folder": 1},
         [("Archery/v_Archery_g01.avi", "Archery")],
     ),
-    ("EPIC", EPIC, {"label": "verb_class"}, [("P01/videos/P01_01.MP4#t=0.14,3.37", "3")]),
+    (
+        "EPIC",
+        EPIC,
+        {
+            "columns": "path=video_id,start=start_timestamp,end=stop_timestamp,group=participant_id,caption=narration,label=verb,rest=fields"
+        },
+        [("P01/videos/P01_01.MP4#t=0.14,3.37", "open")],
+    ),
     (
         "Diving48",
         [
@@ -212,7 +230,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     (
         "JSON lines",
         '{"video": "a.mp4", "class_name": "run"}\n{"video": "b.mp4", "class_name": "walk"}\n',
-        {},
+        {"columns": "path=video,label=class_name"},
         AB,
     ),
     (
@@ -226,6 +244,12 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
         "20bn/7 2 3 127\n20bn/8 0 5 127\n",
         {},
         [("20bn/7#frames=2,5", "127"), ("20bn/8#frames=0,5", "127")],
+    ),
+    (
+        "-1 for no label",
+        "a.mp4 0\nb.mp4 -1\n42 1\n",
+        {},
+        [("42.webm", "1"), ("a.mp4", "0"), ("b.mp4", "! it has no label, others have one")],
     ),
     ("tildes", "path~label\na.mp4~run\nb.mp4~walk\n", {}, AB),
     ("URLs", "https://x.org/z.mp4,run\n", {}, [("https://x.org/z.mp4", "run")]),
@@ -281,7 +305,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
                 }
             }
         },
-        {"label": "label"},
+        {"columns": "path=key,label=annotation.label,segment=annotation.segment,rest=fields"},
         [("a.mp4#t=2,3", "boil")],
     ),
     (
@@ -295,7 +319,7 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
                 "steps": [{"id": 1, "label": "boil", "start": 2, "end": 3}],
             }
         ],
-        {},
+        {"columns": "path=video,start=steps.start,end=steps.end,label=steps.label,rest=fields"},
         [("a.mp4#t=2,3", "boil")],
     ),
     (
@@ -351,43 +375,47 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     (
         "segments and labels in cells",
         'path,segments,labels\na.mp4,"[[0, 2], [3, 5]]","[""run"", ""walk""]"\n',
-        {},
+        {"columns": "path=path,segment=segments,label=labels"},
         [("a.mp4#t=0,2", "run"), ("a.mp4#t=3,5", "walk")],
     ),
     (
         "objects in cells",
         'video,annotations\na.mp4,"[{""start"": 1, ""end"": 3, ""label"": ""run""}]"\n',
-        {},
+        {
+            "columns": "path=video,start=annotations.start,end=annotations.end,label=annotations.label"
+        },
         [("a.mp4#t=1,3", "run")],
     ),
     (
         "segments by path",
         {"a.mp4": [{"label": "run", "start_frame": 1, "end_frame": 30}]},
-        {},
+        {
+            "columns": "path=key,start=value.start_frame:frames,end=value.end_frame:frames,label=value.label"
+        },
         [("a.mp4#frames=1,30", "run")],
     ),
     (
         "ranges",
         "path,segment,label\na.mp4,00:01 - 00:04,run\nb.mp4,1.5-2,walk\n",
-        {},
+        {"columns": "path=path,segment=segment,label=label"},
         [("a.mp4#t=1,4", "run"), ("b.mp4#t=1.5,2", "walk")],
     ),
     (
         "several numbers",
         'path,label\na.mp4,"0,2,4"\nb.mp4,3\n',
-        {},
+        {"columns": "path=path,label=label:commas"},
         [("a.mp4", ("0", "2", "4")), ("b.mp4", "3")],
     ),
     (
         "several names",
         "path,label\na.mp4,run;walk\nb.mp4,walk\n",
-        {},
+        {"columns": "path=path,label=label:semicolons"},
         [("a.mp4", ("run", "walk")), ("b.mp4", "walk")],
     ),
     (
         "known names",
         'path,label\na.mp4,"run, walk"\nb.mp4,walk\n42,run\n',
-        {},
+        {"columns": "path=path,label=label:commas"},
         [("42.webm", "run"), ("a.mp4", ("run", "walk")), ("b.mp4", "walk")],
     ),
     (
@@ -398,11 +426,16 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("UTF-32", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-32"), {}, AB),
     ("UTF-16 without a mark", "path\tlabel\na.mp4\trun\nb.mp4\twalk\n".encode("utf-16-le"), {}, AB),
-    ("numbers of rows", "0,a.mp4,run\n1,b.mp4,walk\n2,42,run\n", {}, [("42.webm", "run"), *AB]),
+    (
+        "numbers of rows",
+        "0,a.mp4,run\n1,b.mp4,walk\n2,42,run\n",
+        {"columns": "path=2,label=3,rest=fields"},
+        [("42.webm", "run"), *AB],
+    ),
     (
         "numbers of rows, paths",
         "1 a.mp4\n2 b.mp4\n3 42\n",
-        {},
+        {"columns": "path=2,rest=fields"},
         [("42.webm", None), ("a.mp4", None), ("b.mp4", None)],
     ),
     ("TVR", '{"vid_name": "a", "ts": [1.5, 4], "desc": "x"}\n', {}, [("a.mp4#t=1.5,4", None)]),
@@ -414,10 +447,15 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("one video", '{"file_name": "a.mp4", "label": "run"}\n', {}, [("a.mp4", "run")]),
     ("somebody's folders", "/home/x/k400/walk/c.mp4 5\n", {}, [("walk/c.mp4", "5")]),
-    ("label and its id", "path,label_id,label\na.mp4,0,run\nb.mp4,1,walk\n", {}, AB),
+    (
+        "label and its id",
+        "path,label_id,label\na.mp4,0,run\nb.mp4,1,walk\n",
+        {"columns": "path=path,label=label,rest=fields"},
+        AB,
+    ),
     ("semicolons", "\ufeffpath;label\r\na.mp4;run\r\nb.mp4;walk\r\n", {}, AB),
     ("pandas", ",0,1\n0,a.mp4,run\n1,b.mp4,walk\n", {}, AB),
-    ("label first", "run,a.mp4\nwalk,b.mp4\n", {}, AB),
+    ("label first", "run,a.mp4\nwalk,b.mp4\n", {"columns": "path=2,label=1"}, AB),
     (
         "Latin-1",
         "path,label\nrun/vidéo.mp4,été\n".encode("latin-1"),
@@ -429,12 +467,17 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("backslashes", "path,label\nwalk\\c.mp4,walk\n", {}, [("walk/c.mp4", "walk")]),
     ("quotes", '"a.mp4","run"\n"b.mp4","walk"\n', {}, AB),
     ("tabs", "a.mp4\trun\n\nb.mp4\twalk\n", {}, AB),
-    ("rows are numbered", "id,path,label\n0,a.mp4,run\n1,b.mp4,walk\n", {}, AB),
+    (
+        "rows are numbered",
+        "id,path,label\n0,a.mp4,run\n1,b.mp4,walk\n",
+        {"columns": "path=path,label=label,rest=fields"},
+        AB,
+    ),
     ("no extensions", "walk/c,walk\na,run\n", {}, [("a.mp4", "run"), ("walk/c.mp4", "walk")]),
     (
         "JSON with null",
         [{"path": "a.mp4", "label": None, "class": "run"}, {"path": "b.mp4", "class": "walk"}],
-        {},
+        {"columns": "path=path,label=class,rest=fields"},
         AB,
     ),
     ("spaces in paths", "a.mp4\nb c.mp4\n", {}, [("a.mp4", None), ("b c.mp4", None)]),
@@ -467,18 +510,12 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
         [("run/EEEEEEEEEEE_12_22.mp4", "run")],
     ),
     (
-        "--start-column",
+        "seconds without a header",
         "a.mp4,0.0,3.0,run\nb.mp4,1.0,2.0,walk\n",
-        {"start": "2", "end": "3"},
+        {"columns": "path=1,start=2,end=3,label=4"},
         [("a.mp4#t=0,3", "run"), ("b.mp4#t=1,2", "walk")],
     ),
-    (
-        "--start-column none",
-        "path,start,end,label\na.mp4,12,22,run\n",
-        {"start": "none"},
-        [("a.mp4", "run")],
-    ),
-    ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "path": "x", "label": "y"}, AB),
+    ("--suffix", "x,y\na,run\nb,walk\n", {"suffix": ".mp4", "columns": "path=x,label=y"}, AB),
 ]
 
 
@@ -488,90 +525,50 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
 def test_heads_of_public_lists(
     folder: Path, name: str, content: Any, options: dict[str, Any], expected: Any
 ) -> None:
+    """Published formats are taken; of other lists, the first command that is proposed is right."""
     # The names of these lists hold the labels.
     names = {"HMDB51": "brush_hair_test_split1.txt", "THUMOS14": "Diving_test.txt"}
     path = write_list(folder / names.get(name, "list"), content)
-    assert list(read_labels(path, **options).items()) == expected
+    options = dict(options)
+    columns = options.pop("columns", None)
+    if columns is None:
+        assert list(read_labels(path, **options).items()) == expected
+        return
+    assert list_proposals(path, **options)[0] == columns
+    assert list(read_labels(path, columns=columns, **options).items()) == expected
 
 
 # Contents of lists, and the sentences that refuse them.
 REFUSED: list[tuple[Any, str]] = [
-    (
-        "path,class,category\na.mp4,run,sport\nb.mp4,walk,sport\n",
-        "class, category may each be the label; its columns are path",
-    ),
-    (EPIC, "verb, noun may each be the label"),
-    ("video,Klasse\na.mp4,run\nb.mp4,walk\n", "no column is known as the label .* Klasse may be"),
-    ("foo,bar\nx,y\nz,w\n", "there is no such file|no column names videos"),
-    ("a.mp4 1 run\nb.mp4 2 3\n", "is not clear|is a number in"),
+    ("foo,bar\nx,y\nz,w\n", r"names no video .*first row: foo, bar\): give --root or --suffix"),
     ("a.mp4,0\nb.mp4,run\n", "is a number in 1 rows .* and a name in 1"),
-    ("a.mp4,0.0,3.0,run\nb.mp4,1.0,2.0,walk\n", "may be the start and the end"),
     ("AAAAAAAAAAA,0902,0.077,0.151,0.283,0.811,80,1\n", "boxes of persons"),
     (
         "AAAAAAAAAAA,0904,0.217,0.008,0.982,0.966,12\nAAAAAAAAAAA,0905,0.2,0.1,0.9,0.9,9\n",
         "boxes of persons",
     ),
     ("AAAAAAAAAAA,0902,0.326,0.185,0.470,0.887,80,0.996382\n", "boxes of persons"),
-    ("video_id,x1,y1,x2,y2,label\na,1,2,3,4,run\n", "it has boxes; its columns are video_id"),
     (
         "path,label,split\na.mp4,run,train\nb.mp4,walk,val\n",
         r"several subsets, train \(1\), val \(1\): give --subset",
     ),
-    ("path,start,label\na.mp4,1,run\n", "start has no end"),
-    ("20bn/7 5 1\n20bn/8 5 3 5\n", "several labels behind the number of frames"),
-    ("path,label\na.mp4,0.25\nb.mp4,0.5\n", "label holds fractions, not classes"),
-    (
-        "".join(f"{name},a man does thing number {n}\n" for n, name in enumerate(FILES[:6])),
-        "look like captions",
-    ),
-    (
-        [{"filename": "a.mp4", "label": {"concept": [250], "action": [180]}}],
-        "label holds objects, not labels",
-    ),
     ('path,label\na.mp4,"run\nb.mp4,walk\n', "line 2, cannot be split at commas"),
-    (
-        "path,label\n" + "".join(f"a.mp4,a man number {n} runs\n" for n in range(30)),
-        "look like captions, not classes",
-    ),
-    (
-        {"a": {"E_1": {"event": 4, "segments": {"A_1": {"timestamps": [[1, 2]]}}}}},
-        "E_1 holds segments in a form .*--start-column none",
-    ),
-    (
-        'path,relevant_windows,label\na.mp4,"[[0, 2], [3, 5]]",run\n',
-        "relevant_windows holds segments",
-    ),
-    (
-        [{"video": "a.mp4", "start": 1, "end": 9, "words": [{"start": 1, "end": 2}]}],
-        "words holds segments",
-    ),
-    ([{"id": "a", "segments": [{"s": 1, "e": 3}]}], "segments holds segments"),
     (
         [{"video": "a.mp4", "times": [[1, 1], [2, 2]], "num_segments": 6}],
         "its times count pieces of 5 seconds",
     ),
     (
-        [{"video": "a.mp4", "start": 1, "end": 9, "clip_start": 2, "clip_end": 3}],
-        "start, clip_start may each be the start",
-    ),
-    (
-        {"videos": [{"id": 1}], "annotations": [{"id": 2}]},
+        {"videos": [{"id": 1, "fps": 9}], "annotations": [{"id": 2, "label": "run"}]},
         r"holds several lists \(videos, annotations\)",
     ),
-    ("a.mp4 16 24\nb.mp4 1 4 30 60\n", "column 2 may be starts and ends of segments"),
     (
-        "a.mp4 Abuse 16 24 -1 -1\nb.mp4 Normal -1 -1 -1 -1\n",
-        "has no header, and which of column 2, .* is not clear",
+        {"annotations": [{"gameTime": "1 - 00:05", "label": "Kick-off", "position": "5041"}]},
+        "names no video",
     ),
-    ('path,label\na.mp4,"[0, 1, 0]"\nb.mp4,"[1, 0, 0]"\n', "label holds a 0 or a 1 per class"),
-    ("path,label\na.mp4,[0 2]\nb.mp4,[3]\n", "label holds lists that cannot be read"),
+    ("10 30 G1\n31 60 G5\n", "names no video"),
     ("path,label\na.mp4,Run\nb.mp4,run\n", "the labels Run and run differ in case"),
     ("path,label\na.mp4,01\nb.mp4,02\n42,2\n", "is a number in 1 rows .* and a name in 2"),
-    ("path,label\n", "has no rows but its header|is no such file"),
-    (
-        "id,path,label\n0 a.mp4 run\n1\tb.mp4\twalk\n",
-        "which of column 1, column 3 is the label is not clear",
-    ),
+    ("path,label\n", "has no rows but its header"),
     ("", "is empty"),
     (b"PK\x03\x04rest", "is compressed .zip."),
     (bytes(range(32)) * 9, "is binary"),
@@ -584,8 +581,362 @@ def test_what_is_not_clear_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
         make(write_list(folder / "list.csv", content), tmp_path / "out")
+    assert not isinstance(refused.value, QuestionError)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+TAB_TIMES = "a.mp4\tx\t{}\t{}\trun\nb.mp4\tx\t{}\t{}\twalk\n"
+RANGES = [{"ranges": [{"start": 2, "end": 4}], "timelinelabels": ["run"]}]
+MESSAGES = [{"role": "user", "content": "What?"}]
+SPLITS_OF_ROWS = "path,label,{}\na.mp4,run,train\nb.mp4,walk,test\n"
+SPANS = "several rows name the same whole video and differ"
+# Contents of lists that are shown, the value of --columns that is proposed first, and a sentence.
+SHOWN: list[tuple[str, Any, str, str]] = [
+    ("a name", "video,Klasse\na.mp4,run\nb.mp4,walk\n", "path=video,label=Klasse", ""),
+    (
+        "two labels",
+        "path,class,category\na.mp4,run,sport\nb.mp4,walk,sport\n",
+        "path=path,label=class,rest=fields",
+        "label=category",
+    ),
+    ("a number", "a.mp4 1 run\nb.mp4 2 walk\n", "path=1,label=3,rest=fields", ""),
+    (
+        "boxes",
+        "video_id,x1,y1,x2,y2,label\na,1,2,3,4,run\n",
+        "path=video_id,label=label,rest=fields",
+        "x1 holds boxes",
+    ),
+    (
+        "no end",
+        "path,start,label\na.mp4,1,run\n",
+        "path=path,label=label,rest=fields",
+        "start has no end",
+    ),
+    ("frames, labels", "20bn/7 5 1\n20bn/8 5 3 5\n", "path=1,label=2:spaces", "several labels"),
+    ("fractions", "path,label\na.mp4,0.25\nb.mp4,0.5\n", "path=path,rest=fields", "fractions"),
+    (
+        "captions",
+        "".join(f"{name},a man does thing number {n}\n" for n, name in enumerate(FILES[:6])),
+        "path=1,caption=2",
+        "label=2",
+    ),
+    (
+        "captions of one video",
+        "path,label,caption\na.mp4,run,x\na.mp4,run,y\nb.mp4,walk,z\n",
+        "path=path,label=label,rest=ignored",
+        SPANS,
+    ),
+    (
+        "objects",
+        [{"filename": "a.mp4", "label": {"concept": [250], "action": [180]}}],
+        "path=filename,label=label.concept,rest=fields",
+        "label=label.action",
+    ),
+    (
+        "FineGym",
+        {"a": {"E_1": {"event": 4, "segments": {"A_1": {"timestamps": [[1, 2]]}}}}},
+        "path=key,segment=E_1.segments.A_1.timestamps,label=E_1.event",
+        "",
+    ),
+    (
+        "windows",
+        'path,relevant_windows,label\na.mp4,"[[0, 2], [3, 5]]",run\n',
+        "path=path,segment=relevant_windows,label=label",
+        "2 samples of 1 files",
+    ),
+    (
+        "words",
+        [{"video": "a.mp4", "start": 1, "end": 9, "words": [{"start": 1, "end": 2}]}],
+        "path=video,start=words.start,end=words.end,rest=fields",
+        "start=start,end=end",
+    ),
+    (
+        "segments by other names",
+        [{"id": "a", "segments": [{"s": 1, "e": 3}]}],
+        "path=id,rest=fields",
+        r"segments\.s +kept as a field",
+    ),
+    (
+        "two starts",
+        [{"video": "a.mp4", "start": 1, "end": 9, "clip_start": 2, "clip_end": 3}],
+        "path=video,start=start,end=end,rest=fields",
+        "start=clip_start,end=clip_end",
+    ),
+    ("spans", "a.mp4 16 24\nb.mp4 1 4 30 60\n", "path=1,rest=fields", "starts and ends"),
+    (
+        "UCF-Crime",
+        "a.mp4 Abuse 16 24 -1 -1\nb.mp4 Normal -1 -1 -1 -1\n",
+        "path=1,label=2,rest=fields",
+        "",
+    ),
+    (
+        "one-hot",
+        'path,label\na.mp4,"[0, 1, 0]"\nb.mp4,"[1, 0, 0]"\n',
+        "path=path,rest=fields",
+        "a 0 or a 1 per class",
+    ),
+    (
+        "lists of NumPy",
+        "path,label\na.mp4,[0 2]\nb.mp4,[3]\n",
+        "path=path,rest=fields",
+        "cannot be read",
+    ),
+    (
+        "lists of lists",
+        [{"path": "a.mp4", "label": [["run", 1, 2]]}],
+        "path=path,rest=fields",
+        "lists of lists",
+    ),
+    (
+        "several marks",
+        "path,label\na.mp4,run|walk\nb.mp4,walk\n",
+        "path=path,label=label:bars",
+        "label=label$",
+    ),
+    (
+        "ELAN",
+        "File\tTier\tBegin Time - ss.msec\tEnd Time - ss.msec\tAnnotation\n"
+        + TAB_TIMES.format("1.500", "3.500", "2.000", "5.000"),
+        "path=File,start=Begin Time - ss.msec,end=End Time - ss.msec,label=Annotation,rest=fields",
+        "end - start: 2 to 3 seconds",
+    ),
+    (
+        "ELAN, milliseconds",
+        "File\tTier\tBegin Time - msec\tEnd Time - msec\tAnnotation\n"
+        + TAB_TIMES.format("1500", "3500", "2000", "5000"),
+        "path=File,start=Begin Time - msec:ms,end=End Time - msec:ms,label=Annotation,rest=fields",
+        "end - start: 2 to 3 seconds",
+    ),
+    *(
+        (
+            start,
+            f"video,{start},{end},label\na.mp4,1000000,3000000,run\nb.mp4,4,7,walk\n",
+            f"path=video,start={start}{unit},end={end}{unit},label=label",
+            "",
+        )
+        for start, end, unit in (
+            ("t0", "t1", ""),
+            ("in", "out", ""),
+            ("first_frame", "last_frame", ":frames"),
+            ("start_us", "end_us", ":us"),
+            ("start_millis", "end_millis", ":ms"),
+            ("onset", "offset", ""),
+            ("START_ALIGNED", "END_ALIGNED", ""),
+        )
+    ),
+    (
+        "DALI",
+        "a.mp4 0 10 60\na.mp4 1 60 90\nb.mp4 2 20 70\n",
+        "path=1,start=3:frames,end=4:frames,label=2",
+        "start=2:frames,length=3:frames,label=4",
+    ),
+    (
+        "decimal commas",
+        "video;begin;end;label\na.mp4;0,5;1,5;run\nb.mp4;1,0;2,25;walk\n",
+        "path=video,start=begin,end=end,label=label",
+        "end - start: 1 to 1.25 seconds",
+    ),
+    (
+        "timecodes",
+        "clip,start,end,label\na.mp4,00:00:01:05,00:00:03:02,run\n",
+        "path=clip,label=label,rest=fields",
+        "start holds times with frames, such as 00:00:01:05: write seconds",
+    ),
+    ("Cataract-101", "VideoID;FrameNo;Phase\na;5;1\na;9;2\n", "path=VideoID,rest=ignored", SPANS),
+    (
+        "change points",
+        "video,start,label\na,0.5,idle\na,3.0,cut\n",
+        "path=video,rest=ignored",
+        "start has no end",
+    ),
+    (
+        "a row a frame",
+        "video,frame,label\na.mp4,0,run\na.mp4,1,walk\nb.mp4,0,walk\n",
+        "path=video,rest=ignored",
+        SPANS,
+    ),
+    (
+        "nslt",
+        {"a": {"subset": "train", "action": [77, 1, 55]}},
+        "path=key,split=subset,rest=fields",
+        "action holds .* as many numbers in each row",
+    ),
+    (
+        "Label Studio",
+        [{"data": {"video": "x/a.mp4"}, "annotations": [{"result": [{"value": RANGES[0]}]}]}],
+        "path=data.video,start=annotations.result.value.ranges.start,"
+        "end=annotations.result.value.ranges.end,label=annotations.result.value.timelinelabels",
+        "",
+    ),
+    (
+        "Label Studio, JSON-MIN",
+        [{"video": "x/a.mp4", "id": 1, "tl": RANGES, "annotator": 1}],
+        "path=video,start=tl.ranges.start,end=tl.ranges.end,label=tl.timelinelabels,rest=fields",
+        "",
+    ),
+    (
+        "Label Studio, choices",
+        [{"id": 1, "data": {"video": "a.mp4"}, "annotations": [{"value": {"choices": ["run"]}}]}],
+        "path=data.video,label=annotations.value.choices,rest=fields",
+        "",
+    ),
+    (
+        "BORIS",
+        "Subject\tBehavior\tBehavior type\tStart (s)\tStop (s)\tMedia file name\tComment start\n"
+        "\tgroom\tSTATE\t1.0\t3.5\ta.mp4\t\n\trear\tPOINT\t2.0\t2.0\tb.mp4\t\n",
+        "path=Media file name,start=Start (s),end=Stop (s),label=Behavior,rest=fields",
+        "1 of the rows cannot be used: its segment ends at 2, not after its start",
+    ),
+    (
+        "START and STOP",
+        "Time,File,Behavior,Status\n1.0,a.mp4,groom,START\n3.5,a.mp4,groom,STOP\n",
+        "path=File,label=Behavior,rest=ignored",
+        "Status says where segments begin or end: write a row for each",
+    ),
+    (
+        "a column a class",
+        "video,Action,Comedy\na.mp4,1,0\nb.mp4,0,1\n",
+        "path=video,rest=fields",
+        "Action, Comedy hold a 0 or a 1 each",
+    ),
+    ("flags", "a.mp4 1 0 1\nb.mp4 0 1 0\n", "path=1,rest=fields", "2, 3, 4 hold a 0 or a 1 each"),
+    (
+        "soft labels",
+        [{"path": "a.mp4", "label": [0.1, 0.9]}],
+        "path=path,rest=fields",
+        "a number per class",
+    ),
+    (
+        "soft labels in text",
+        'path,label\na.mp4,"0.1,0.9"\nb.mp4,"0.8,0.2"\n',
+        "path=path,rest=fields",
+        "several numbers, not classes",
+    ),
+    (
+        "soft labels in columns",
+        "path,prob_run,prob_walk\na.mp4,0.1,0.9\nb.mp4,0.8,0.2\n",
+        "path=path,rest=fields",
+        "",
+    ),
+    *(
+        (name, SPLITS_OF_ROWS.format(name), f"path=path,label=label,split={name}", "")
+        for name in ("phase", "type", "data_split", "train/test")
+    ),
+    ("by class", {"run": ["a.mp4"], "walk": ["b.mp4", "42.webm"]}, "path=value,label=key", ""),
+    ("by video", {"a.mp4": ["run", "sit"], "b.mp4": ["walk"]}, "path=key,label=value", ""),
+    ("a class by video", {"a.mp4": "run", "b.mp4": "walk"}, "path=key,label=value", ""),
+    ("by split", {"train": ["a.mp4", "42.webm"], "test": ["b.mp4"]}, "path=value,split=key", ""),
+    (
+        "ms-swift",
+        [{"messages": MESSAGES, "videos": [name]} for name in ("a.mp4", "b.mp4")],
+        "path=videos,rest=fields",
+        "",
+    ),
+    (
+        "LLaVA-Video",
+        [{"video": "a.mp4", "conversations": MESSAGES, "id": n} for n in range(3)],
+        "path=video,rest=ignored",
+        SPANS,
+    ),
+    (
+        "HowTo100M, categories",
+        "video_id,category_1,category_2,rank\na,Hobbies,Crafts,1\nb,Hobbies,Cars,2\n",
+        "path=video_id,label=category_1,rest=fields",
+        "label=category_2",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "sentence"), SHOWN, ids=[row[0] for row in SHOWN]
+)
+def test_other_lists_are_shown_with_a_command_that_is_right(
+    folder: Path, name: str, content: Any, columns: str, sentence: str, tmp_path: Path
+) -> None:
+    path = write_list(folder / "list", content)
+    assert list_proposals(path)[0] == columns
+    with pytest.raises(QuestionError) as question:
+        make(path, tmp_path / "out")
+    assert re.search(sentence, "\n".join([str(question.value), *question.value.details]), re.M)
+    assert not (tmp_path / "out").exists()
+    # Nothing that is asked is a dead end.
+    assert read_labels(path, columns=columns, subset="all" if "split=" in columns else None)
+
+
+# Values of --columns for a list with the columns path, start, end, label and person; and sentences.
+COLUMNS = {
+    "path=path,label=label": r"has other columns, too: start, end, person: keep .* \(rest=fields\)",
+    "path=path,label=lable,rest=fields": "has no column lable, only path, .*: did you mean label",
+    "path=path,label=9,rest=fields": "has no column 9, only path, start.*: give one, or its number",
+    "path=path,lable=label,rest=fields": "'lable' is nothing that a column may hold: did you mean la",
+    "path=path,label=label,label=person": "label= stands there twice",
+    "path=path,label=path,rest=fields": "path stands there twice",
+    "path=path,rest=fields,rest=ignored": "rest= stands there twice",
+    "path=path,rest=all": "rest is fields or ignored, not all",
+    "label=label,rest=fields": "path=NAME is missing",
+    "path": "'path' is not like path=NAME",
+    "path=path,start=start,rest=fields": "has start: a segment needs start and end",
+    "path=path,end=end,rest=fields": "has end: a segment needs start and end",
+}
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_mistakes_in_columns_are_explained(folder: Path, columns: str) -> None:
+    rows = "path,start,end,label,person\na.mp4,1,2,run,x\n"
+    path = write_list(folder / "list.csv", rows)
+    with pytest.raises(InputError, match=COLUMNS[columns]):
+        read_labels(path, columns=columns)
+
+
+def test_columns_say_units_groups_and_what_is_kept(folder: Path) -> None:
+    rows = "video;from;len;gloss;signer;x\na.mp4;1500;2000;run|sit;Ann;9\n"
+    path = write_list(folder / "list.csv", rows)
+    columns = "path=video,start=from:ms,length=3:ms,label=gloss:bars,group=signer"
+    (item,) = read_inputs(str(path), ListOptions(columns=f"{columns},rest=fields"))
+    assert (item.name, item.labels) == ("a.mp4#t=1.5,3.5", ("run", "sit"))
+    assert json.loads(item.fields) == {"group": "Ann", "x": "9"}
+    (item,) = read_inputs(str(path), ListOptions(columns=f"{columns},rest=ignored"))
+    assert json.loads(item.fields) == {"group": "Ann"}
+    (item,) = read_inputs(str(path), ListOptions(columns="path=1,rest=ignored"))
+    assert (item.name, item.labels, item.fields) == ("a.mp4", None, "")
+
+
+def test_a_format_is_forced_where_a_list_has_other_columns(folder: Path) -> None:
+    """HACS' negatives are left out, which --columns cannot say."""
+    head = "classname,youtube_id,subset,start,end,label,extra\n"
+    rows = "run,AAAAAAAAAAA,train,1,3,1,x\nrun,AAAAAAAAAAA,train,4,6,-1,y\n"
+    path = write_list(folder / "list.csv", head + rows)
+    labels = {"AAAAAAAAAAA.mp4#t=1,3": "run"}
+    assert read_labels(path, format="HACS Clips") == labels
+    with pytest.raises(InputError, match="--format HACS is not known: did you mean HACS Clips"):
+        read_labels(path, format="HACS")
+
+
+def test_rows_of_one_video_that_differ_are_no_repetitions(folder: Path) -> None:
+    path = write_list(folder / "list.csv", "path,caption\na.mp4,x\na.mp4,y\n")
+    with pytest.raises(InputError, match=r"2 rows name a\.mp4 and differ in their fields"):
+        read_labels(path, columns="path=path,caption=caption")
+    assert read_labels(path, columns="path=path,rest=ignored") == {"a.mp4": None}
+
+
+def test_a_row_of_many_that_has_other_cells_is_rejected(folder: Path) -> None:
+    rows = "".join(f"a.mp4,{number}\n" for number in range(40))
+    path = write_list(folder / "list.csv", f"{rows}b.mp4,dog, barking\n42\n")
+    problems = {item.problem for item in read_inputs(str(path)) if item.problem}
+    width = "its row has 1 cells more than there are columns: quote the one that holds a separator"
+    assert problems >= {"it has no label, others have one", width}
+    rows = '{"path": "a.mp4"}\n' * 2000 + '{"path": "b.mp4", "x": 1}\n'
+    path = write_list(folder / "list.jsonl", rows)
+    assert "! its row has 1 cells more" in str(read_labels(path))
+
+
+def test_a_question_reads_the_first_rows_alone(folder: Path) -> None:
+    rows = "".join(f"a.mp4,{number}\n" for number in range(5000))
+    path = write_list(folder / "list.csv", f"path,x\n{rows}a.mp4,1,2,3\n")
+    with pytest.raises(QuestionError) as question:
+        read_inputs(str(path), ListOptions())
+    assert any("the first 1000 rows would be 1 samples" in line for line in question.value.details)
 
 
 def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
@@ -712,25 +1063,26 @@ def test_parquet_holds_paths_or_videos(
     inputs = tmp_path / "in"
     write(inputs / "data" / train, table, row_group_size=2)
     write(inputs / "data/test-00000-of-00001.parquet", {"video": cells, "label": [1, 1, 1]})
+    columns = "path=video,label=label,rest=ignored"
     with pytest.raises(InputError, match="has several subsets, test, train: give --subset"):
-        read_inputs(str(inputs))
+        read_inputs(str(inputs), ListOptions(columns=columns))
     expected = {
         f"{train}/000000-video.mp4": "walk",
         f"{train}/000001-a.mp4": "run",
         f"{train}/000002-a.mp4": "walk",
     }
-    assert read_labels(inputs, subset="train") == expected
+    assert read_labels(inputs, subset="train", columns=columns) == expected
+    assert list_proposals(inputs, subset="train") == [columns.replace("ignored", "fields")]
     out = tmp_path / "out"
-    assert make(inputs, out, "--encode", "copy", "--subset", "train") == 0
+    options = ["--encode", "copy", "--subset", "train", "--columns", columns]
+    assert make(inputs, out, *options) == 0
     stored = {sample.source: video_bytes(out, shard, sample) for shard, sample in all_samples(out)}
     assert stored == dict(zip(expected, videos, strict=True))
 
     path = tmp_path / "list"
-    assert len(read_labels(write(path, {"mp4": videos}))) == 3
+    assert len(read_labels(write(path, {"video": videos}))) == 3
     write(path, {"video": cells, "mp4": videos})
-    sentence = r"video, mp4 may each be the video; .*: give --path-column"
-    with pytest.raises(InputError, match=sentence):
-        read_inputs(str(path))
+    assert list_proposals(path) == ["path=video,rest=fields"]
 
     make_folder(tmp_path, {"a.mp4": "", "b.mp4": ""})
     paths = [{"bytes": None, "path": "a.mp4"}, {"bytes": None, "path": "b.mp4"}]
@@ -739,9 +1091,9 @@ def test_parquet_holds_paths_or_videos(
     labels = {"a.mp4": "walk", "b.mp4": "! it has no label, others have one"}
     assert read_labels(path) == labels, "-1 is no class"
     write(path, {"file_name": ["a.mp4", "b.mp4"], "class": ["run", "walk"], "image": image[:2]})
-    assert read_labels(path) == dict(AB)
+    assert read_labels(path, columns="path=1,label=class,rest=fields") == dict(AB)
     write(path, {"image": image})
-    sentence = r"\(Parquet without the bytes of image\): no column names videos"
+    sentence = r"\(Parquet without the bytes of image\) names no video"
     with pytest.raises(InputError, match=sentence):
         read_inputs(str(path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -296,7 +296,10 @@ def test_a_picture_that_starts_after_the_sound_is_said(
 ) -> None:
     add_sound(video, tmp_path / "late.mkv", Fraction(delay))
     (tmp_path / "list.csv").write_text("path," + times.format("late.mkv"))
-    make(tmp_path / "list.csv", tmp_path / "out", "--dry-run", "--unlabeled")
+    start, end = times.partition("\n")[0].split(",")
+    unit = ":frames" if "frame" in start else ""
+    columns = f"path=path,start={start}{unit},end={end}{unit}"
+    make(tmp_path / "list.csv", tmp_path / "out", "--dry-run", "--columns", columns)
     warning = "in 1 of 1 videos the picture starts later than the sound (by 0.5 s in late.mkv): seg"
     # Frames are counted from the first one by everybody.
     is_in_seconds = times.startswith("start,")

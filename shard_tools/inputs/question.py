@@ -1,0 +1,100 @@
+"""Show how a list would be read, and what would become of it."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from adamae.common.logging import printable
+from adamae.pipeline.videos.segment import Segment
+from adamae.shard_tools.inputs.cells import parse_time, to_text
+from adamae.shard_tools.inputs.item import Item
+from adamae.shard_tools.inputs.reading import FIELDS, Reading
+from adamae.shard_tools.inputs.table_reader import Table
+
+# The rows that are shown, and the characters of their cells.
+NUM_ROWS = 3
+MAX_CELL = 24
+# Columns that are shown; JSON may have thousands.
+MAX_COLUMNS = 40
+# Reasons that are shown why rows cannot be used.
+NUM_REASONS = 3
+
+
+class Preview:
+    """What a reading makes of some rows of a list."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.items = list(items)
+        labels: dict[str, set[object]] = {}
+        fields: dict[str, set[object]] = {}
+        for item in self.items:
+            if not item.segment:
+                labels.setdefault(item.source, set()).add(item.labels)
+                fields.setdefault(item.source, set()).add(item.fields)
+        # Whole videos of which rows have different labels, or other cells that differ.
+        self.num_conflicts = sum(len(values) > 1 for values in labels.values())
+        self.num_differing = sum(len(values) > 1 for values in fields.values())
+
+    def describe_differing(self) -> str:
+        """Return a sentence about whole videos that have several rows."""
+        count = max(self.num_conflicts, self.num_differing)
+        what = f"several rows name the same whole video and differ ({count} videos)"
+        return f"{what}: give a start and an end of each"
+
+    def describe(self) -> list[str]:
+        """Return lines with the number of samples, and why rows cannot be used."""
+        problems = Counter[str]()
+        names = set()
+        lengths = []
+        for item in self.items:
+            segment = Segment.parse(item.segment) if item.segment else None
+            problem = item.problem or (segment and segment.problem)
+            if problem:
+                problems[problem] += 1
+                continue
+            names.add(item.name)
+            if segment:
+                lengths.append(segment.end - segment.start)
+        num_files = len({item.source for item in self.items})
+        lines = [
+            f"  the first {len(self.items)} rows would be {len(names)} samples of {num_files} files"
+        ]
+        if lengths:
+            unit = "frames" if "frames=" in self.items[0].segment else "seconds"
+            lines.append(f"  end - start: {min(lengths):g} to {max(lengths):g} {unit}")
+        for problem, count in problems.most_common(NUM_REASONS):
+            lines.append(f"  {count} of the rows cannot be used: {printable(problem)}")
+        return lines
+
+
+def describe_columns(table: Table, reading: Reading) -> list[str]:
+    """Return a line for each column: its name, what it would hold, and its cells in some rows."""
+    roles = {name: reading.describe(role) for role, name in reading.columns.items()}
+    rest = "kept as a field" if reading.rest == FIELDS else "not used"
+    lines = []
+    names = table.names[:MAX_COLUMNS]
+    texts = [name if table.is_named else f"column {name}" for name in map(printable, names)]
+    width = max(map(len, texts))
+    for name, text in zip(names, texts, strict=True):
+        role = roles.get(name, rest)
+        cells = table.list_values(name)
+        values = " | ".join(_shorten(to_text(cell)) for cell in cells[:NUM_ROWS])
+        lines.append(f"  {text:{width}}  {role:16}  {values}{_summarize(cells)}")
+    if len(table.names) > MAX_COLUMNS:
+        lines.append(f"  … and {len(table.names) - MAX_COLUMNS} other columns: {rest}")
+    return lines
+
+
+def _shorten(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MAX_CELL else f"{text[:MAX_CELL]}…"
+
+
+def _summarize(cells: list[object]) -> str:
+    """Return the range of numbers, or the number of different texts if rows have some in common."""
+    numbers = [number for number in map(parse_time, cells) if number is not None]
+    if len(cells) <= NUM_ROWS:
+        return ""
+    if len(numbers) == len(cells):
+        return f" …  ({min(numbers):g} to {max(numbers):g})"
+    num_different = len(set(map(to_text, cells)))
+    return f" …  ({num_different} different)"
