@@ -3,6 +3,7 @@
 | file | what it does |
 | --- | --- |
 | find_weights | finds the file of weights of a run, a checkpoint, a folder or a model of the Hub |
+| other_models | tells folders of other libraries |
 | hub | downloads models from the Hugging Face Hub, and uploads them |
 | tensor_files | reads and writes safetensors and PyTorch files, which may be damaged or malicious |
 | external_layouts | converts weights of the authors, VideoMAE, Hugging Face and timm |

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from adamae.common.errors import InputError
 from adamae.model.weights.hub import find_model
+from adamae.model.weights.other_models import name_other_model
 
 # Averaged weights (EMA) go before those that were trained, and a classifier or whole model before
 # an encoder.
@@ -25,6 +26,13 @@ def find_file(path: str | Path) -> Path:
         return path
     if not path.is_dir():
         raise InputError(f"{path} does not exist: give a run folder or a checkpoint")
+    kind = name_other_model(path)
+    if kind:
+        raise InputError(
+            f"{path} is {kind}: its features are for extract_features.py, compare.py, search.py and"
+            " model.teacher; what is trained, shown or exported here are weights of this project or"
+            " of VideoMAE"
+        )
     for folder in ("", "checkpoints/step-*/"):
         for name in FILE_NAMES:
             files = sorted(path.glob(folder + name))

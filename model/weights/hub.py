@@ -5,10 +5,9 @@ By huggingface_hub, with its cache, its login, and its variables HF_ENDPOINT and
 
 import re
 from pathlib import Path
-from typing import Any
 
 from adamae.common.errors import InputError
-from adamae.model.weights.tensor_files import read_json
+from adamae.model.weights.other_models import name_other_model
 
 # user/name, perhaps with a revision.
 NAME = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -69,9 +68,7 @@ def _check_pickles(folder: Path, name: str) -> None:
     folder: what describes it, which is downloaded already. Only VideoMAE's pickles are read, by
     model.weights.tensor_files, which runs no code in them.
     """
-    file = folder / "config.json"
-    description = read_json(file, file, dict[str, Any]) if file.is_file() else {}
-    if description.get("model_type", "videomae") != "videomae" or "architecture" in description:
+    if name_other_model(folder):
         raise InputError(
             f"{name} on the Hugging Face Hub has no weights as safetensors: other formats are"
             " pickles, which can hold code; choose a revision with safetensors, such as"

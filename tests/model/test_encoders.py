@@ -23,6 +23,7 @@ from adamae.model.encoders.encoder import Encoder
 from adamae.model.encoders.open_encoder import KINDS, open_encoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.load_model import load_encoder
+from adamae.training.load_config import load_config
 
 CASES = VIDEO_CASES | IMAGE_CASES
 
@@ -246,6 +247,15 @@ def test_shapes_that_an_encoder_cannot_take(own: Path, dinov2: Path, tmp_path: P
     refused(r"image_size is \(1, 2, 3\)", dinov2, image_size=(1, 2, 3))
     VIDEO_CASES["vivit"].write(tmp_path)
     refused("a ViViT takes clips of the shape .*: 4 frames of 32×32 pixels", tmp_path, num_frames=8)
+
+
+def test_other_models_are_not_read_as_weights_of_this_project(dinov2: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a dinov2 of transformers: its features are for"):
+        load_encoder(dinov2)
+    (tmp_path / "config.json").write_text('{"architecture": "resnet50"}')
+    arguments = [f"init_from={tmp_path}", "data.shards=shards", "task=attentive_probe"]
+    with pytest.raises(InputError, match=r"is a resnet50 of timm: .*extract_features\.py, compare"):
+        load_config(arguments)
 
 
 def test_models_that_cannot_be_opened(
