@@ -47,7 +47,7 @@ FOREIGN = [
     Foreign(
         "a table of BORIS with a row for each start and stop",
         BORIS,
-        content=r"\AObservation id\b.*\s+Media file|\ATime\b.*\bMedia file path\b.*\bStatus\b",
+        content=r"\AObservation id\b.*\s*\nMedia file|\ATime\b.*\bMedia file path\b.*\bStatus\b",
     ),
     Foreign(
         "raw data of EthoVision with a row for each sample of time",

@@ -18,6 +18,8 @@ from adamae.shard_tools.inputs.reading import FIELDS, Reading
 OPTIONAL = ("split", "group", "caption")
 # The fraction of the sampled rows that must have as many cells as a format has columns.
 MIN_FITTING = 0.9
+# More people have not voted on a video of Moments in Time.
+MAX_VOTES = 20
 # The numbers behind the path of a row.
 Numbers = Sequence[float]
 # Returns whether the cells of a column are of a kind.
@@ -90,6 +92,11 @@ def _count_frames(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
     """
     pairs = zip(rows, num_frames, strict=True)
     return all(count and abs(row[0] - count) <= 1 for row, count in pairs)
+
+
+def _are_votes(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
+    """Return whether the last two numbers are votes for and against, and no start and end."""
+    return all(MAX_VOTES > row[-2] > row[-1] for row in rows)
 
 
 def _are_files(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
@@ -341,7 +348,12 @@ WITHOUT_HEADER = [
         kinds="youtube_id number name split",
         seconds=10,
     ),
-    Format("Moments in Time", ("path=1,label=2,rest=fields",), kinds="path name number number"),
+    Format(
+        "Moments in Time",
+        ("path=1,label=2,rest=fields",),
+        kinds="path name number number",
+        fits=_are_votes,
+    ),
     Format(
         "VideoMAEv2, mmaction2: segments",
         ("path=1,start=2:frames,length=3:frames,label=4",),
@@ -373,10 +385,15 @@ WITHOUT_HEADER = [
         # Behind a folder of frames, the first number would be that of the frames.
         fits=_are_files,
     ),
-    Format("paths and labels", ("path=1,label=2",), kinds="path label"),
-    Format("paths", ("path=1",), kinds="path"),
     Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time", error=BOXES),
     Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time time", error=BOXES),
+]
+# Formats whose lists are not doubted: no other list has their columns.
+PUBLISHED = (*FORMATS, *WITHOUT_HEADER)
+# Those of everybody, whose cells may hold something else.
+WITHOUT_HEADER += [
+    Format("paths and labels", ("path=1,label=2",), kinds="path label"),
+    Format("paths", ("path=1",), kinds="path"),
 ]
 # The columns of lists that are no published format and are read without a question all the same:
 # those of a role by its own name.

@@ -127,7 +127,7 @@ class ListReader:
         if entry.error:
             fix = "write a list of the videos, or of segments in seconds, with their labels"
             raise InputError(f"{self.where}: {entry.error}: {fix} (path,start,end,label)")
-        if len(readings) == 1 and entry in formats.FORMATS:
+        if len(readings) == 1 and entry in formats.PUBLISHED:
             return entry, readings[0]
         self._require_videos()
         doubts = self._find_doubts(readings[0]) if len(readings) == 1 else []
@@ -184,7 +184,7 @@ class ListReader:
         return int(bool(starts) and 0 not in starts)
 
     def _find_doubts(self, reading: Reading) -> list[Doubt]:
-        """Return the reasons to ask before a list without a published header is taken."""
+        """Return the reasons to ask before a list of paths, or of paths and labels, is taken."""
         doubts = []
         is_label_used = not (self.options.unlabeled or self.options.label_folder)
         if is_label_used and "label" in reading.columns and "label" not in reading.units:

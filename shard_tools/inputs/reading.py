@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -212,19 +213,30 @@ class Reading:
             return None, None
         return Segment(start, end, self.in_frames), None
 
+    @cached_property
+    def _kept(self) -> dict[str, str]:
+        """The columns whose cells are kept with a sample under the name of their role."""
+        roles = ("split", "group", "caption")
+        return {self.columns[role]: role for role in roles if role in self.columns}
+
+    @cached_property
+    def _used(self) -> set[str]:
+        """The columns whose cells become the path, the labels and the segment of a sample."""
+        return set(self.columns.values()).difference(self._kept)
+
     def dump_fields(self, row: Row, is_named: bool) -> str:
         """Return what is kept with a sample as a JSON object; "" if it has none of it."""
-        roles = {name: role for role, name in self.columns.items()}
+        if not self._kept and self.rest != FIELDS:
+            return ""
         fields = {}
         for name, cell in row.items():
-            role = roles.get(name, FIELDS)
-            if role in ("path", "label", *TIMES) or is_missing(cell):
+            if name in self._used or is_missing(cell):
                 continue
-            if role == FIELDS:
-                if self.rest != FIELDS:
-                    continue
-                role = name if is_named else f"column {name}"
-            fields[role] = to_text(cell) if isinstance(cell, str) else cell
+            key = self._kept.get(name, "")
+            if not key and self.rest == FIELDS:
+                key = name if is_named else f"column {name}"
+            if key:
+                fields[key] = to_text(cell) if isinstance(cell, str) else cell
         if not fields:
             return ""
         return json.dumps(fields, ensure_ascii=False, default=str)

@@ -251,6 +251,88 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
         {},
         [("42.webm", "1"), ("a.mp4", "0"), ("b.mp4", "! it has no label, others have one")],
     ),
+    (
+        "How2Sign",
+        "VIDEO_ID\tVIDEO_NAME\tSENTENCE_ID\tSENTENCE_NAME\tSTART_REALIGNED\tEND_REALIGNED\tSENTENCE\n"
+        "x\ta\tx_1\tx_1-rgb\t0.5\t2.5\tHello.\n",
+        {},
+        [("a.mp4#t=0.5,2.5", None)],
+    ),
+    (
+        "WLASL",
+        [
+            {
+                "gloss": "book",
+                "instances": [
+                    {"bbox": [3, 3, 8, 7], "split": split, "video_id": name, "signer_id": 1}
+                    | {"frame_start": 1, "frame_end": -1, "url": "http://x.org/x"}
+                    for name, split in (("42", "train"), ("43", "val"))
+                ],
+            }
+        ],
+        {"subset": "train"},
+        [("42.webm", "book")],
+    ),
+    (
+        "PHOENIX-2014-T",
+        "name|video|start|end|speaker|orth|translation\n7|7/1/*.png|-1|-1|Ann|JETZT|und nun\n",
+        {},
+        [("20bn/7", None)],
+    ),
+    (
+        "Drive&Act",
+        "participant_id,file_id,annotation_id,frame_start,frame_end,activity,chunk_id\n"
+        "1,walk/c,0,10,40,closing_door,0\n",
+        {},
+        [("walk/c.mp4#frames=10,40", "closing_door")],
+    ),
+    (
+        "EchoNet",
+        "FileName,EF,FPS,Split\na,55.4,50,TRAIN\nb,5.5,50,VAL\n",
+        {"subset": "train"},
+        [("a.mp4", None)],
+    ),
+    (
+        "DFDC",
+        {
+            "a.mp4": {"label": "FAKE", "split": "train", "original": "b.mp4"},
+            "b.mp4": {"label": "REAL", "split": "train"},
+        },
+        {},
+        [("a.mp4", "FAKE"), ("b.mp4", "REAL")],
+    ),
+    (
+        "OpenVid",
+        "video,caption,motion score,fps\na.mp4,A man runs.,1.2,25\n",
+        {},
+        [("a.mp4", None)],
+    ),
+    (
+        "InternVid",
+        '{"YoutubeID": "a", "Start_timestamp": "00:00:01.5", "End_timestamp": "00:00:03", "Caption": "x"}\n',
+        {},
+        [("a.mp4#t=1.5,3", None)],
+    ),
+    (
+        "EgoClip",
+        "video_uid\tclip_start\tclip_end\tclip_text\ttag_verb\na\t1.0\t2.25\t#C drops\t[93]\n",
+        {},
+        [("a.mp4#t=1,2.25", None)],
+    ),
+    (
+        "VGGSound, trimmed alone",
+        "CCCCCCCCCCC,1,people marching,test\n",
+        {},
+        [("CCCCCCCCCCC_000001.mp4", "people marching")],
+    ),
+    (
+        "-1 and -1 for the whole video",
+        "path,start,end,label\na.mp4,-1,-1,run\nb.mp4,1,2,walk\n",
+        {},
+        [("a.mp4", "run"), ("b.mp4#t=1,2", "walk")],
+    ),
+    ("sep=", "sep=;\npath;label\na.mp4;run\nb.mp4;walk\n", {}, AB),
+    ("empty last columns", "path\tlabel\tcaption\na.mp4\trun\t\nb.mp4\twalk\t\n", {}, AB),
     ("tildes", "path~label\na.mp4~run\nb.mp4~walk\n", {}, AB),
     ("URLs", "https://x.org/z.mp4,run\n", {}, [("https://x.org/z.mp4", "run")]),
     ("URL behind a brace", "{x://y/z.mp4,run\n", {}, [("{x://y/z.mp4", "run")]),
@@ -600,6 +682,12 @@ SHOWN: list[tuple[str, Any, str, str]] = [
         "path=path,label=class,rest=fields",
         "label=category",
     ),
+    (
+        "no votes",
+        "a.mp4,run,3,10\nb.mp4,walk,4,9\n",
+        "path=1,start=3:frames,end=4:frames,label=2",
+        "start=3:frames,length=4:frames,label=2",
+    ),
     ("a number", "a.mp4 1 run\nb.mp4 2 walk\n", "path=1,label=3,rest=fields", ""),
     (
         "boxes",
@@ -783,8 +871,8 @@ SHOWN: list[tuple[str, Any, str, str]] = [
     ),
     (
         "BORIS",
-        "Subject\tBehavior\tBehavior type\tStart (s)\tStop (s)\tMedia file name\tComment start\n"
-        "\tgroom\tSTATE\t1.0\t3.5\ta.mp4\t\n\trear\tPOINT\t2.0\t2.0\tb.mp4\t\n",
+        "Observation id\tBehavior\tBehavior type\tStart (s)\tStop (s)\tMedia file name\tComment\n"
+        "x\tgroom\tSTATE\t1.0\t3.5\ta.mp4\t\nx\trear\tPOINT\t2.0\t2.0\tb.mp4\t\n",
         "path=Media file name,start=Start (s),end=Stop (s),label=Behavior,rest=fields",
         "1 of the rows cannot be used: its segment ends at 2, not after its start",
     ),
@@ -937,6 +1025,17 @@ def test_a_question_reads_the_first_rows_alone(folder: Path) -> None:
     with pytest.raises(QuestionError) as question:
         read_inputs(str(path), ListOptions())
     assert any("the first 1000 rows would be 1 samples" in line for line in question.value.details)
+    # What has no --columns, such as visualize.py, reads the shards of a list.
+    assert question.value.details[-1].endswith(f"{path} OUTPUT --columns path=path,rest=ignored")
+
+
+def test_groups_of_a_list_are_held_out_whole(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "path,label,group\na.mp4,run,x\nb.mp4,walk,x\n42,run,y\n43,walk,y\n"
+    options = ["--hold-out", "0.5", "--dry-run"]
+    assert make(write_list(folder / "list.csv", rows), tmp_path / "out", *options) == 0
+    assert "held out: 1 of 2 groups" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
