@@ -13,28 +13,29 @@ Each video, segment or episode gets a file, OUT/<its path in INPUT>.safetensors,
 `features` [W, D] fp32, means over the tokens of each window; `frames` [W, 2] int64 and `times` [W,
 2] fp64, of its first and last frame: its number, counted in source frames since the first one of
 the video, segment or episode, and its own time in seconds in the source, where that begins at
-`offset`; and with --tokens `tokens` [W, t,
-h, w, D] fp16. The metadata are its key, source, segment, episode, offset, label, `fields` (what
-else a list says of it, as JSON) and `incomplete`: why the rest of a damaged video is missing. With
---format parquet, files have a row per window, with the metadata, `first_frame`, `last_frame`,
-`start` and `end` (seconds) as columns. With --format webdataset, OUT has tars of up to 1,000
-videos, each with its arrays as .npy and its metadata as .json. What is there already is skipped.
+`offset`; and with --tokens `tokens` [W, t, h, w, D] fp16. The metadata are its key, source,
+segment, episode, offset, label, `fields` (what else a list says of it, as JSON) and `incomplete`:
+why the rest of a damaged video is missing. With --format parquet, files have a row per window, with
+the metadata, `first_frame`, `last_frame`, `start` and `end` (seconds) as columns. With --format
+webdataset, OUT has tars of up to 1,000 videos, each with its arrays as .npy and its metadata as
+.json. What is there already is skipped. OUT may be a URL in object storage, where each file of the
+first two formats is as soon as it is made.
 
 The exit code is 1 if a video could not be read to its end.
 """
 
 import argparse
+from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between, parse_part
 from adamae.common.errors import InputError, parse_early, run_command
-from adamae.common.locations import local_path
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     add = parser.add_argument
     add("input", metavar="INPUT", help="shards, videos, or a list of videos")
-    add("output", metavar="OUT", type=local_path, help="folder for the features")
+    add("output", metavar="OUT", help="folder or URL for the features")
     add(
         "--model",
         required=True,
@@ -110,6 +111,7 @@ if __name__ == "__main__":
 
 from adamae.common.commands import command_line, log_next
 from adamae.common.devices import choose_device, explain_out_of_memory
+from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.model.encoders.open_encoder import open_encoder
 from adamae.training.extraction import ExtractionOptions, extract_features
@@ -143,7 +145,9 @@ def main(options: argparse.Namespace) -> int:
     if summary.num_incomplete:
         line += f"; {summary.num_incomplete} videos could not be read to the end (exit code 1)"
     log(line)
-    file = next(options.output.rglob("*.safetensors"), None)
+    file = None
+    if not is_remote(options.output):
+        file = next(Path(options.output).rglob("*.safetensors"), None)
     if file is not None:
         log_next(command_line("search", options.output, file, "--index", 0))
     return 1 if summary.num_incomplete else 0

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import webdataset
+from fsspec.implementations.memory import MemoryFileSystem
 from made_videos import encode, write_shards
 from PIL import Image
 from safetensors import safe_open
@@ -26,6 +28,7 @@ from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.video import Video
 from adamae.pipeline.planning.crops import FrameSize
 from adamae.pipeline.planning.plan import frame_step, strided_frames
+from adamae.pipeline.reading import storage
 from adamae.shard_tools import make_shards
 from adamae.training.feature_files import read_feature_files
 from adamae.training.feature_settings import read_settings
@@ -70,7 +73,7 @@ def weights(tmp_path: Path) -> Path:
     return file
 
 
-def extract(videos: Path, output: Path, weights: Path, *options: str) -> int:
+def extract(videos: Path, output: Path | str, weights: Path, *options: str) -> int:
     """Run the command, by default on every second frame; return its exit code."""
     arguments = [str(videos), str(output), "--model", str(weights), "--device", "cpu"]
     # Batches hold windows of several videos.
@@ -83,6 +86,52 @@ def extract(videos: Path, output: Path, weights: Path, *options: str) -> int:
 def read_metadata(file: Path) -> dict[str, str]:
     with safe_open(file, "pt") as opened:
         return opened.metadata()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "parquet"])
+def test_features_in_object_storage_are_those_of_a_folder_and_an_extraction_resumes(
+    videos: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(storage, "PAUSE_S", 0)
+    url = "memory://bucket/features"
+    stored = MemoryFileSystem.store
+    options = ("--format", kind)
+    try:
+        assert extract(videos, tmp_path / "out", weights, *options) == 0
+        writes = [None] * 3 + [OSError("503 slow down")] * 100
+        write = MemoryFileSystem.pipe_file
+        with patch.object(MemoryFileSystem, "pipe_file", autospec=True) as failing:
+            failing.side_effect = lambda *arguments: fail_or_write(writes, write, arguments)
+            with pytest.raises(InputError, match="cannot be written to: 503 slow down"):
+                extract(videos, url, weights, *options)
+        earlier = {name: file.getvalue() for name, file in stored.items()}
+        assert len(earlier) == 3
+        assert extract(videos, url, weights, *options) == 0
+        assert all(stored[name].getvalue() == earlier[name] for name in earlier)
+        expected = {}
+        for file in tmp_path.glob("out/**/*.*"):
+            expected[f"/bucket/features/{file.relative_to(tmp_path / 'out')}"] = file.read_bytes()
+        assert {name: file.getvalue() for name, file in stored.items()} == expected
+        with pytest.raises(InputError, match="has features made with other settings"):
+            extract(videos, url, weights, "--stride", "1", *options)
+    finally:
+        stored.clear()
+    assert not Path("memory:").exists()
+
+
+def fail_or_write(
+    errors: list[OSError | None], write: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """Raise the next error, or write."""
+    error = errors.pop(0)
+    if error is not None:
+        raise error
+    write(*arguments)
+
+
+def test_tars_of_features_are_refused_at_a_url(videos: Path, weights: Path) -> None:
+    with pytest.raises(InputError, match="memory://bucket/x is a URL: choose safetensors"):
+        extract(videos, "memory://bucket/x", weights, "--format", "webdataset")
 
 
 def test_windows_of_files_and_of_shards_are_the_same(

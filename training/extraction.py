@@ -19,7 +19,7 @@ from adamae.model.weights.integrity import hash_tensors
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.crops import FrameSize
 from adamae.training.feature_files import FeatureWriter, WindowArrays, open_writer
-from adamae.training.feature_settings import hash_datasets, write_settings
+from adamae.training.feature_settings import hash_datasets
 from adamae.training.video_windows import ListedVideo, Window, WindowReader, open_datasets
 
 T = TypeVar("T")
@@ -66,9 +66,9 @@ class ExtractionSummary(NamedTuple):
 
 
 def extract_features(
-    source: str, output: Path, encoder: Encoder, model: str, options: ExtractionOptions
+    source: str, output: str | Path, encoder: Encoder, model: str, options: ExtractionOptions
 ) -> ExtractionSummary:
-    """Write the features of all videos of `source` to the folder `output`.
+    """Write the features of all videos of `source` to the folder, or the URL, `output`.
 
     What is there already is skipped, so the same call resumes one that was killed.
 
@@ -88,7 +88,7 @@ def extract_features(
     )
     # Raises here if there are none.
     videos = list(islice(reader.list_videos(source, options.columns), part - 1, None, num_parts))
-    write_settings(output, describe_settings(source, encoder, model, reader, options))
+    writer.begin(describe_settings(source, encoder, model, reader, options))
     with writer:
         missing = [video for video in videos if not writer.has(video)]
         num_incomplete = _write_features(missing, reader, encoder, writer, options)

@@ -9,9 +9,12 @@ import json
 import sys
 import tarfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
@@ -23,16 +26,22 @@ from torch import Tensor
 
 from adamae.common.atomic_io import atomic_write
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.common.logging import log, printable
 from adamae.model.weights.tensor_files import first_line, save_tensors
+from adamae.pipeline.reading.storage import ObjectStore
 from adamae.shard_tools.inputs.location import import_pyarrow
 from adamae.shard_tools.plan import make_key
 from adamae.shard_tools.write import Members, list_members
+from adamae.training.feature_settings import FILE as SETTINGS_FILE
+from adamae.training.feature_settings import write_settings
 from adamae.training.video_windows import ListedVideo
 
 # Limits of a tar, as the videos of an unfinished one are encoded again after a kill.
 MAX_VIDEOS = 1000
 MAX_BYTES = 256e6
+# At a time, into object storage.
+MAX_UPLOADS = 8
 # The name of the checksums in the metadata of a video.
 CHECKSUMS = "crc32"
 # The arrays that every video has.
@@ -76,6 +85,9 @@ class WindowArrays:
 class FeatureWriter(Protocol):
     """One way to store the features of videos, used as a context manager."""
 
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Write features.json; raise InputError if OUT was begun with other settings."""
+
     def has(self, video: ListedVideo) -> bool:
         """Return whether an earlier run has stored the features of a video."""
 
@@ -92,13 +104,23 @@ class FeatureWriter(Protocol):
     ) -> None: ...
 
 
-def open_writer(kind: str, output: Path, part: int, num_parts: int) -> FeatureWriter:
-    """Return the writer of a format. Raise InputError if the package that it needs is missing."""
+def open_writer(kind: str, output: str | Path, part: int, num_parts: int) -> FeatureWriter:
+    """Return the writer of a format into a folder or to a URL.
+
+    Raise InputError if the package that it needs is missing, or tars are to be written to a URL.
+    """
     if kind == "webdataset":
-        return FeatureTars(output, part, num_parts)
+        if is_remote(output):
+            raise InputError(
+                f"--format webdataset writes to a folder on this node, and {output} is a URL:"
+                " choose safetensors or parquet, or copy the folder later"
+            )
+        return FeatureTars(Path(output), part, num_parts)
     if kind == "parquet":
         import_pyarrow("OUT")
-    return FeatureFiles(output, kind)
+    if is_remote(output):
+        return RemoteFeatureFiles(str(output), kind)
+    return FeatureFiles(Path(output), kind)
 
 
 class FeatureFiles:
@@ -108,6 +130,9 @@ class FeatureFiles:
         """Write to the folder `output`; kind: safetensors or parquet."""
         self._output = output
         self._kind = kind
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        write_settings(self._output, settings)
 
     def has(self, video: ListedVideo) -> bool:
         file = self._find_file(video)
@@ -153,7 +178,56 @@ class FeatureFiles:
         """Do nothing: each file is complete when it has its name."""
 
     def _find_file(self, video: ListedVideo) -> Path:
-        return self._output / f"{video.key}.{self._kind}"
+        return self._output / self._name(video)
+
+    def _name(self, video: ListedVideo) -> str:
+        return f"{video.key}.{self._kind}"
+
+
+class RemoteFeatureFiles(FeatureFiles):
+    """Uploads each file as soon as it is written, so that a node that is lost loses none.
+
+    Object storage shows files when they are complete: those that are there are not read again.
+    """
+
+    def __init__(self, url: str, kind: str) -> None:
+        """url: where the files go; kind: safetensors or parquet."""
+        self._scratch = TemporaryDirectory()
+        super().__init__(Path(self._scratch.name), kind)
+        self._store = ObjectStore(url)
+        self._stored = self._store.sizes()
+        # Uploads run beside the encoder, which an answer of the store would keep waiting.
+        self._pool = ThreadPoolExecutor(MAX_UPLOADS)
+        self._uploads: deque[Future[None]] = deque()
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        file = self._output / SETTINGS_FILE
+        if SETTINGS_FILE in self._stored:
+            self._store.download(SETTINGS_FILE, file)
+        write_settings(self._output, settings)
+        if SETTINGS_FILE not in self._stored:
+            self._store.upload(file, SETTINGS_FILE)
+
+    def has(self, video: ListedVideo) -> bool:
+        return self._name(video) in self._stored
+
+    def write(self, video: ListedVideo, arrays: Arrays) -> None:
+        super().write(video, arrays)
+        self._uploads.append(self._pool.submit(self._upload, self._name(video)))
+        if len(self._uploads) > MAX_UPLOADS:
+            # Raises the error of one that has failed.
+            self._uploads.popleft().result()
+
+    def _upload(self, name: str) -> None:
+        file = self._output / name
+        self._store.upload(file, name)
+        file.unlink()
+
+    def __exit__(self, *error: object) -> None:
+        """Wait for the uploads, also where a run is stopped between two videos."""
+        with self._scratch, self._pool:
+            for upload in self._uploads:
+                upload.result()
 
 
 class FeatureTars:
@@ -176,6 +250,9 @@ class FeatureTars:
         self._files = ExitStack()
         self._is_writing = False
         self._shards: Any = None
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        write_settings(self._output, settings)
 
     def has(self, video: ListedVideo) -> bool:
         return make_key(video.key) in self._written_keys
