@@ -467,7 +467,7 @@ def _find_smallest_hashes(dataset: ShardDataset, count: int, seed: int) -> Ints:
         if len(samples) > 2 * count + BLOCK_ROWS:
             smallest = _sort_hashes(hashes)[:count]
             limit = hashes[smallest[-1], 0]
-            # In the order of the samples, by which copies of a video are told apart.
+            # In the order of the samples, which decides between copies of a video.
             smallest.sort()
             hashes = hashes[smallest]
             samples = samples[smallest]
@@ -475,6 +475,6 @@ def _find_smallest_hashes(dataset: ShardDataset, count: int, seed: int) -> Ints:
 
 
 def _sort_hashes(hashes: UInt64[np.ndarray, "rows 4"]) -> Ints:
-    """Return the order of hashes; equal ones keep theirs."""
+    """Return the order of hashes; equal ones keep their order."""
     # lexsort takes the most significant key last.
     return np.lexsort((hashes[:, 3], hashes[:, 2], hashes[:, 1], hashes[:, 0]))
