@@ -129,7 +129,7 @@ def test_features_are_used_again_and_models_are_added(
     compare(capsys, shards, "--models", run, *options)
     assert list_times(tmp_path / "out") == second
     assert find_row(tmp_path / "out", str(run)) == row
-    with pytest.raises(InputError, match="made with another"):
+    with pytest.raises(InputError, match="made with other settings"):
         compare(capsys, shards, "--models", run, "--fps", "2", *options)
     assert find_row(tmp_path / "out", str(run)) == row
     # What is missing is made again.
