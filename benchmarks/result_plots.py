@@ -13,7 +13,7 @@ from adamae.benchmarks.harness import RESULTS, Row
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
 FEW_CLIPS = "cpu/few_clips/masking_study.json"
-FEW_CLIPS_BASELINES = "cpu/few_clips/linear_baseline.json"
+FEW_CLIPS_BASELINES = "cpu/few_clips/comparison.json"
 # Those of the ten classes of UCF-101 in docs/results.md.
 NUM_TEST_CLIPS = 212
 CHANCE = 0.1
@@ -119,7 +119,7 @@ def plot_few_clips(rows: Sequence[Row], baselines: Sequence[Row]) -> Figure:
     for row in baselines:
         # Chance and the most common class have no features, and so no neighbors.
         if "knn_top1" in row:
-            accuracies[f"{row['features']}, linear"] = row["linear_top1"]
+            accuracies[f"{row['name']}, linear"] = row["linear_top1"]
     for row in rows:
         for measure, title in MEASURES.items():
             if measure in row:

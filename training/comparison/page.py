@@ -195,7 +195,8 @@ def plot_curves(comparison: Comparison) -> Figure:
     """Plot linear accuracy over the number of labels, with standard errors over the choices."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    all_labels = len(comparison.training.labels) / len(comparison.splits.classes)
+    all_numbers: set[float] = set()
+    all_labels = round(len(comparison.training.labels) / len(comparison.splits.classes))
     for entry in comparison.entries:
         if not entry.curve:
             continue
@@ -205,6 +206,7 @@ def plot_curves(comparison: Comparison) -> Figure:
         if "linear" in entry.predicted:
             points.append((all_labels, *comparison.estimate(entry, "linear")))
         numbers, accuracies, errors = zip(*points, strict=True)
+        all_numbers.update(numbers)
         axes.errorbar(numbers, accuracies, errors, marker=".", capsize=2, label=escape(entry.name))
     axes.axhline(comparison.chance, color="gray", linestyle=":", label="chance")
     axes.set(
@@ -212,6 +214,8 @@ def plot_curves(comparison: Comparison) -> Figure:
         ylabel="linear top-1",
         xscale="log",
     )
+    axes.set_xticks(sorted(all_numbers), [f"{number:g}" for number in sorted(all_numbers)])
+    axes.minorticks_off()
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     return figure
