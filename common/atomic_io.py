@@ -5,12 +5,15 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from adamae.common.errors import name_disk_errors
+
+DAY_S = 86400
 
 
 @contextmanager
@@ -35,6 +38,33 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove the files and folders that killed writers of `atomic_write` have left in a folder.
+
+    Another machine's may still be written: they go when they are a day old.
+    """
+    for path in folder.glob(".*.partial"):
+        owner, _, pid = path.name.removesuffix(".partial").rpartition("-")
+        if owner.endswith(f".{socket.gethostname()}"):
+            is_left = not _is_alive(int(pid))
+        else:
+            is_left = time.time() - path.stat().st_mtime > DAY_S
+        if is_left:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # A process of another user.
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -109,11 +109,16 @@ def run_command(main: Callable[[], int | None], *, resumable: bool = False) -> N
     full GPU, or another of the codes above. `resumable`: re-running the command only does what is
     missing.
     """
-    with _exit_on_error(resumable):
-        # Imports are over: from now on, Ctrl-C runs the cleanup of `with` blocks.
-        if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(main() or 0)
+    try:
+        with _exit_on_error(resumable):
+            # Imports are over: from now on, Ctrl-C runs the cleanup of `with` blocks.
+            if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.exit(main() or 0)
+    finally:
+        # While the interpreter ends, it would print a traceback of whatever Ctrl-C interrupts.
+        if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
 def parse_early(parse: Callable[[list[str]], T]) -> T:
@@ -127,9 +132,20 @@ def parse_early(parse: Callable[[list[str]], T]) -> T:
         return parse(sys.argv[1:])
 
 
+def _require_working_directory() -> None:
+    """Raise InputError in a deleted directory, in which importing torch ends the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise InputError(
+            "the working directory has been deleted: change to another one (cd)"
+        ) from error
+
+
 @contextmanager
 def _exit_on_error(resumable: bool = False) -> Iterator[None]:
     try:
+        _require_working_directory()
         yield
     except InputError as error:
         is_cause = not isinstance(error, PeerLostError)

@@ -25,8 +25,7 @@ MAX_COLUMNS = 16
 OPACITY = 0.55
 # Its order survives in grayscale and for any color vision, and it stands out on gray frames.
 COLORMAP = "plasma"
-# So many clips tell what is theirs from what is their positions': of four, a clip's own features
-# lose a quarter.
+# So many clips tell content from positions: of four, a clip's own features lose a quarter.
 MIN_CLIPS = 4
 
 

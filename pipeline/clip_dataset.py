@@ -111,6 +111,8 @@ class ClipDataset(IterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. Raise InputError if it belongs to other clips."""
+        if not isinstance(state, dict) or "next_batch" not in state:
+            raise InputError(f"{state!r:.100} is no state: give what state_dict() returned")
         identity = self._identify_clips()
         different = [name for name, value in identity.items() if state.get(name) != value]
         if different:

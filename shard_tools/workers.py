@@ -101,7 +101,7 @@ class Processes:
         return ProcessPool(self.capacity, initializer=end_with_parent, context=context)
 
     def submit(self, job: Any) -> Future[Any]:
-        with defer_interrupts():
+        with defer_interrupts(), _explain_missing_semaphores():
             # pebble stops a pool when a worker is killed that has no job.
             if not self._pool.active:
                 self.stop()
@@ -117,6 +117,18 @@ class Processes:
                 process.kill()
                 process.join()
         self._pool.join()
+
+
+@contextmanager
+def _explain_missing_semaphores() -> Iterator[None]:
+    """Raise InputError where workers cannot start, as their semaphores are files in /dev/shm."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"worker processes need /dev/shm, which cannot be written ({error.strerror}): mount it"
+            " writable and with free space"
+        ) from error
 
 
 class RayCluster:

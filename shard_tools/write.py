@@ -77,7 +77,8 @@ in the list below; null: unlabeled), `num_frames`, `fps`, `width`, `height`, `so
 ```python
 import datasets
 
-# With torchcodec. For the bytes: video.cast_column("{container}", datasets.Video(decode=False))
+# With torchcodec, which misses the last frame in seek_mode="approximate" where a container does not
+# count its frames. For the bytes: video.cast_column("{container}", datasets.Video(decode=False))
 video = datasets.load_dataset("FOLDER", split="train")
 
 import glob, webdataset

@@ -148,6 +148,7 @@ def test_classifiers_and_what_transformers_has_no_place_for(
         ),
         ("user/empty@v2", "user/empty@v2 is neither a path here"),
         ("user/empty", "user/empty on the Hugging Face Hub has no weights"),
+        ("user/name@../../x", "user/name@../../x has .. in its revision: give a branch"),
         ("user/--", "user/-- is neither a path here"),
         ("runs/mine/checkpoints", "runs/mine/checkpoints does not exist"),
         (Path("user/nothing"), "user/nothing does not exist"),

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from adamae.common.devices import explain_out_of_memory
 from adamae.common.errors import InputError
+from adamae.common.locations import is_remote
 from adamae.kernels.gumbel_topk import LOGITS_NOT_FINITE
 from adamae.training.config import TrainConfig
 
@@ -35,3 +37,10 @@ def explain_failures(config: TrainConfig) -> Iterator[None]:
                     f"{diverged}, if the lines above do not name another assertion"
                 ) from error
             raise
+        except FileNotFoundError as error:
+            if is_remote(config.run) or Path(config.run).is_dir():
+                raise
+            raise InputError(
+                f"{config.run} was deleted while its run wrote to it: the same command begins it"
+                " again"
+            ) from error

@@ -10,6 +10,7 @@ import json
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -122,6 +123,7 @@ class Logger:
         # Before TensorBoard's writer, which W&B patches in order to copy what it gets.
         if self.config.wandb:
             stack.callback(start_wandb(self.run.path, self.config).finish)
+        stack.enter_context(_hide_tracebacks_of_tensorboard())
         folder = str(self.run.path / "tensorboard")
         self._board = stack.enter_context(SummaryWriter(folder, purge_step=self.start_step + 1))
         self._board.add_text("config", f"```yaml\n{to_yaml(self.config)}```")
@@ -258,6 +260,25 @@ class Logger:
         # In one call: where stderr is a file, each call prints the bar once more.
         if self.dist.is_main:
             self._bar.write("\n".join(map(escape, lines)), file=sys.stderr)
+
+
+@contextmanager
+def _hide_tracebacks_of_tensorboard() -> Iterator[None]:
+    """Print no traceback where TensorBoard's thread fails: the next call of its writer raises."""
+    # Imported in rank 0 alone, as the writer is.
+    from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
+
+    print_traceback = threading.excepthook
+
+    def print_others(arguments: threading.ExceptHookArgs) -> None:
+        if not isinstance(arguments.thread, _AsyncWriterThread):
+            print_traceback(arguments)
+
+    threading.excepthook = print_others
+    try:
+        yield
+    finally:
+        threading.excepthook = print_traceback
 
 
 def start_wandb(folder: Path, config: TrainConfig) -> Any:

@@ -22,7 +22,7 @@ from pebble.concurrent import thread
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from adamae.common.atomic_io import write_text
+from adamae.common.atomic_io import remove_partials, write_text
 from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
 from adamae.common.locks import exclusive_lock
@@ -210,6 +210,8 @@ class RunDir:
         stack.callback(self._remove_if_unused)
         for partial_checkpoint in self.checkpoints.glob(".*.partial"):
             shutil.rmtree(partial_checkpoint)
+        for folder in (self.path, self.path / "figures", self.path / "evaluation"):
+            remove_partials(folder)
         if self.remote is not None:
             self.remote.fetch()
 
@@ -277,5 +279,6 @@ class RunDir:
 
     def _remove_if_unused(self) -> None:
         """Remove the directory of a run that has failed before it began."""
-        if {file.name for file in self.path.iterdir()} <= {".lock"}:
+        # It may have been deleted meanwhile.
+        if self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {".lock"}:
             shutil.rmtree(self.path)

@@ -27,6 +27,8 @@ def find_model(name: str | Path) -> Path:
     if match is None:
         return Path(name)
     repo, revision = match.groups()
+    if revision and ".." in revision.split("/"):
+        raise InputError(f"{name} has .. in its revision: give a branch, a tag or a commit")
     return _download(repo, revision)
 
 

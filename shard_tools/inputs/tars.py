@@ -10,12 +10,12 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.common.logging import printable
+from adamae.common.logging import format_bytes, printable
 from adamae.pipeline.shards.read_format import read_dataset_info
 from adamae.pipeline.videos.opening import may_be_video
 from adamae.shard_tools.inputs.cells import is_missing, read_labels
@@ -24,8 +24,12 @@ from adamae.shard_tools.inputs.item import UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
 
+T = TypeVar("T")
+
 # Extensions of the members that say something of the video beside them.
 SIDECARS = ("cls", "txt", "json")
+# Of a sidecar. Parsed, JSON takes up to 15 times its bytes of memory.
+MAX_SIDECAR_BYTES = 16 * 2**20
 
 
 def list_tars(
@@ -53,6 +57,8 @@ def _list_tar(
     videos: dict[str, tuple[TarMember, str | None]] = {}
     # What is said of videos, by names without their last extension.
     sidecars: dict[str, dict[str, Any]] = {}
+    # Why a sidecar is not read, likewise.
+    sidecar_problems: dict[str, str] = {}
     for archive, member in _read_members(path):
         if member.isdir():
             continue
@@ -61,6 +67,10 @@ def _list_tar(
         stem, dot, extension = name.rpartition(".")
         is_plain = member.isreg() and not member.issparse()
         if dot and extension in SIDECARS and not is_hidden(base):
+            if member.size > MAX_SIDECAR_BYTES:
+                size = f"{format_bytes(member.size)}, more than {format_bytes(MAX_SIDECAR_BYTES)}"
+                sidecar_problems[stem] = f"its .{extension} has {size}"
+                continue
             content = _open_member(archive, member).read() if is_plain else b""
             sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
             continue
@@ -80,8 +90,9 @@ def _list_tar(
         videos[name] = (location, problem)
     # A sidecar may stand behind its video, so no item is made before the end.
     for name, (location, problem) in videos.items():
+        problem = problem or _find_sidecar(name, sidecar_problems)
         item = Item(f"{path.name}/{name}", location, size=location.size, problem=problem)
-        yield _describe_video(item, _find_entries(name, sidecars), classes, label)
+        yield _describe_video(item, _find_sidecar(name, sidecars) or {}, classes, label)
 
 
 def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
@@ -89,18 +100,18 @@ def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     return cast(BinaryIO, archive.extractfile(member))
 
 
-def _find_entries(name: str, sidecars: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return what the sidecars of a video say.
+def _find_sidecar(name: str, by_stem: dict[str, T]) -> T | None:
+    """Return the value for the sidecars of a video, or None if it has none.
 
     a.b.mp4 has its own a.b.cls, or a.cls: WebDataset's key is the folder and the name up to the
     first dot.
     """
     stem = name.rpartition(".")[0]
-    if stem in sidecars:
-        return sidecars[stem]
+    if stem in by_stem:
+        return by_stem[stem]
     folder, slash, base = name.rpartition("/")
     key = folder + slash + base.partition(".")[0]
-    return sidecars.get(key, {})
+    return by_stem.get(key)
 
 
 def _describe_video(

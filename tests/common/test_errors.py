@@ -87,6 +87,36 @@ def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path: Path, command: str
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_ctrl_c_while_a_command_ends_is_one_line(tmp_path: Path) -> None:
+    hook = "import atexit, os; atexit.register(os.kill, os.getpid(), 2)"
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    done = subprocess.run(
+        [sys.executable, f"{ROOT}/export.py", "import", "nowhere.pth", "x.safetensors"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    first, last = done.stderr.splitlines()
+    assert first.startswith("error: nowhere.pth does not exist")
+    assert (done.returncode, last) == (130, "interrupted")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_deleted_working_directory_is_named(tmp_path: Path, command: str) -> None:
+    program = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program, sys.executable, f"{ROOT}/{command}.py", *COMMANDS[command]],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "gone",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    sentence = "error: the working directory has been deleted: change to another one (cd)\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+
+
 def test_torchrun_sees_the_cause_before_its_consequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

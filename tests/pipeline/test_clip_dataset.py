@@ -62,6 +62,9 @@ def test_it_continues_where_its_state_was_taken(short_shards: Path, num_read: in
     message = "state is of clips with another batch_size: give what it was saved with"
     with pytest.raises(InputError, match=message):
         other.load_state_dict(state)
+    for no_state in (None, [], {}, {"model": 1}):
+        with pytest.raises(InputError, match=r"is no state: give what state_dict\(\) returned"):
+            second.load_state_dict(no_state)
 
 
 def test_ranks_share_the_batches_of_a_step(

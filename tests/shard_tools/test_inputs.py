@@ -23,6 +23,7 @@ from adamae.shard_tools.inputs import (
     assign_class_ids,
     read_inputs,
     read_label_map,
+    tars,
 )
 from adamae.shard_tools.settings import Settings
 from adamae.shard_tools.work import Job, process_job, read_staged
@@ -298,6 +299,19 @@ def test_members_that_are_no_files_are_rejected_each_with_its_reason(tmp_path: P
     for name in expected:
         problem = items[f"x.tar/{name}"].problem or ""
         assert problem.startswith(MEMBERS[name][1] or ""), name
+
+
+@pytest.mark.parametrize("extension", ["json", "cls", "txt"])
+def test_a_sidecar_that_is_too_large_is_not_read_and_rejects_its_video(
+    tmp_path: Path, extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tars, "MAX_SIDECAR_BYTES", 1000)
+    members = [(f"{name}.mp4", b"video") for name in ("a", "b.1", "c")]
+    members += [(f"b.{extension}", b" " * 1001), (f"c.{extension}", b" " * 1000)]
+    items = read_items(pack(tmp_path / "x.tar", members))
+    assert items["x.tar/a.mp4"].problem is None
+    assert items["x.tar/c.mp4"].problem is None
+    assert items["x.tar/b.1.mp4"].problem == f"its .{extension} has 1 kB, more than 1 kB"
 
 
 @pytest.mark.parametrize("prefix", ["", "x.tar/"])

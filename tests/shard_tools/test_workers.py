@@ -3,6 +3,7 @@
 A run that is killed is resumed exactly.
 """
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -126,6 +127,15 @@ def test_ctrl_c_is_for_the_parent_alone(after_s: float) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert errors.count("KeyboardInterrupt") == 1, errors
+
+
+def test_without_shared_memory_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
+    with pytest.raises(InputError, match=r"need /dev/shm, .* \(Read-only file system\): mount"):
+        Processes(act, 1).submit("work")
 
 
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ import json
 import math
 import random
 import shutil
+import socket
 import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -15,6 +17,7 @@ from made_videos import broken_copy, encode, write_shards
 from processes import wait_for
 from runs import is_same, load_weights, read_rows, saved_steps
 
+import adamae.train
 from adamae.common.errors import STOPPED, InputError
 from adamae.model.weights import pretrained
 from adamae.model.weights.read_config import run_config
@@ -103,6 +106,33 @@ def test_checkpoints_plots_and_report_come_by_time(
     assert "step 2 of 2 (100%), finished" in report
     assert report.count("<img") == 3
     assert 'alt="Training curves"' in report
+
+
+def test_a_run_whose_folder_is_deleted_meanwhile_says_so(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train_step = adamae.train.train_step
+
+    def delete_run_and_step(*inputs: Any) -> Any:
+        shutil.rmtree(run, ignore_errors=True)
+        return train_step(*inputs)
+
+    monkeypatch.setattr("adamae.train.train_step", delete_run_and_step)
+    with pytest.raises(InputError, match="was deleted while its run wrote to it: the same command"):
+        train(parse(arguments))
+    monkeypatch.undo()
+    assert train(parse(arguments))
+
+
+def test_what_a_killed_run_was_writing_is_removed(arguments: list[str], tmp_path: Path) -> None:
+    for folder in (".", "figures", "checkpoints"):
+        (tmp_path / "run" / folder).mkdir(exist_ok=True, parents=True)
+        # No process has this number: Linux counts to 2^22.
+        name = f".x.{socket.gethostname()}-{2**22 + 1}.partial"
+        (tmp_path / "run" / folder / name).mkdir()
+    train(parse([*arguments, "steps=1"]))
+    assert not list((tmp_path / "run").rglob("*.partial"))
 
 
 def test_sigterm_saves_and_stops_with_its_exit_code(
