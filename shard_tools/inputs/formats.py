@@ -124,11 +124,11 @@ class Format(NamedTuple):
     """A published format of lists."""
 
     name: str
-    # What the columns hold, as --columns writes it, but for those in `others`. Lists may lack the
+    # What the columns hold, as --columns writes it, but for those in `unused`. Lists may lack the
     # roles of OPTIONAL. Several readings, such as by verbs and by nouns, are asked about.
     readings: tuple[str, ...]
     # The other columns that these lists may have, with a comma between them.
-    others: str = ""
+    unused: str = ""
     # Of a list without a header: the kind of each column, a key of KINDS.
     kinds: str = ""
     # What the kinds do not tell: returns whether rows without a header fit, given the number of
@@ -160,7 +160,7 @@ class Format(NamedTuple):
                 if name.lower() in by_key or role not in OPTIONAL:
                     columns[role] = by_key.get(name.lower(), "")
             allowed = {name.lower() for name in reading.columns.values()}
-            allowed.update(self.others.lower().split(","))
+            allowed.update(self.unused.lower().split(","))
             if "" not in columns.values() and by_key.keys() <= allowed:
                 rest = FIELDS if len(names) > len(columns) else ""
                 readings.append(replace(reading, columns=columns, rest=rest))

@@ -5,7 +5,7 @@ before a command names the columns.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -62,6 +62,10 @@ MAX_READINGS = 4
 NUM_TRIED = 100
 # The most numbers of a row without a header that are tried as times and labels.
 MAX_NUMBERS = 3
+
+
+# (name, unit) of columns by role; the unit is "" if there is none.
+Columns = dict[str, tuple[str, str]]
 
 
 class Doubt(NamedTuple):
@@ -181,17 +185,15 @@ class Proposer:
         facts = self._list_facts()
         if self.table.is_named:
             times = self._list_times() or [{}]
-            used = {name for option in times for name in option.values()}
-            labels = self._list_labels(used | set(facts.values())) if has_labels else []
-            options = [
-                chosen | {"label": label} if label else chosen
-                for chosen, label in product(times, labels or [""])
-            ]
+            used = {name for columns in (*times, facts) for name, _ in columns.values()}
+            labels = self._list_labels(used) if has_labels else []
+            options = [chosen | label for chosen, label in product(times, labels or [{}])]
             # What an inner object says is of a segment, and what an outer one says of the video.
-            options.sort(key=lambda option: -sum(name.count(".") for name in option.values()))
+            options.sort(key=_count_dots, reverse=True)
         else:
-            options = self._list_layouts(has_labels, set(facts.values()))
-        readings = [self._make_reading({"path": self.path, **it, **facts}) for it in options]
+            options = self._list_layouts(has_labels, {name for name, _ in facts.values()})
+        path = {"path": (self.path, "")}
+        readings = [self._make_reading(path | option | facts) for option in options]
         return readings[:MAX_READINGS]
 
     def list_remarks(self) -> list[str]:
@@ -222,53 +224,48 @@ class Proposer:
         outer = max((it for it in self.lists if name.startswith(f"{it}.")), key=len, default="")
         return name.removeprefix(f"{outer}.").lower()
 
-    def _make_reading(self, columns: dict[str, str]) -> Reading:
-        """Return a reading; columns with a unit behind them have it after a tab."""
-        units = {}
-        names = {}
-        for role, text in columns.items():
-            name, _, unit = text.partition("\t")
-            names[role] = name
-            if unit:
-                units[role] = unit
+    def _make_reading(self, columns: Columns) -> Reading:
+        names = {role: name for role, (name, _) in columns.items()}
+        units = {role: unit for role, (_, unit) in columns.items() if unit}
         rest = FIELDS if len(names) < len(self.table.names) else ""
         return Reading(names, units, rest)
 
-    def _list_facts(self) -> dict[str, str]:
-        """Return the columns of splits, groups and captions by their roles."""
-        facts: dict[str, str] = {}
+    def _list_facts(self) -> Columns:
+        """Return the columns of splits, groups and captions."""
+        facts: Columns = {}
         for name in self.names:
             key = self._get_key(name)
             texts = set(map(to_text, self.cells[name]))
             if all(text.lower() in GROUPS for text in texts) or SPLIT.search(key):
-                facts.setdefault("split", name)
+                facts.setdefault("split", (name, ""))
             elif GROUP.search(key):
-                facts.setdefault("group", name)
+                facts.setdefault("group", (name, ""))
             elif CAPTION.search(key) and not all(map(is_id, texts)):
-                facts.setdefault("caption", name)
+                facts.setdefault("caption", (name, ""))
         return facts
 
-    def _list_times(self) -> list[dict[str, str]]:
-        """Return the columns of segments that have the finest unit, by their roles."""
-        options: list[tuple[int, dict[str, str]]] = []
-        starts = [name for name in self.names if self._is_time(name, START)]
+    def _list_times(self) -> list[Columns]:
+        """Return the columns of segments that have the finest unit."""
         ends = [name for name in self.names if self._is_time(name, END)]
         lengths = [name for name in self.names if self._is_time(name, LENGTH)]
-        for start in starts:
+        options: dict[str, list[Columns]] = {unit: [] for unit in UNITS}
+        for start in self.names:
+            if not self._is_time(start, START):
+                continue
             unit = _get_unit(start)
             stem = START.sub("", start.lower())
             same_unit = [name for name in ends if _get_unit(name) == unit]
             same_stem = [name for name in same_unit if END.sub("", name.lower()) == stem]
-            role = "end"
-            if not same_unit:
-                role = "length"
-            for other in (same_stem or same_unit or lengths)[:1]:
-                option = {"start": _add_unit(start), role: _add_unit(other)}
-                options.append((list(UNITS).index(unit), option))
-        if not options:
-            options = [(0, {"segment": it}) for it in self.names if self._is_segment(it)]
-        finest = min((rank for rank, _ in options), default=0)
-        return [option for rank, option in options if rank == finest][:2]
+            if same_unit:
+                end = (same_stem or same_unit)[0]
+                options[unit].append({"start": (start, unit), "end": (end, unit)})
+            elif lengths:
+                length = (lengths[0], _get_unit(lengths[0]))
+                options[unit].append({"start": (start, unit), "length": length})
+        for columns in options.values():
+            if columns:
+                return columns[:2]
+        return [{"segment": (name, "")} for name in self.names if self._is_segment(name)]
 
     def _is_time(self, name: str, pattern: re.Pattern[str]) -> bool:
         """Return whether a column is called like a time and holds numbers or times, or lists."""
@@ -284,18 +281,17 @@ class Proposer:
             for cell in self.cells[name]
         )
 
-    def _list_labels(self, used: Iterable[str]) -> list[str]:
+    def _list_labels(self, used: set[str]) -> list[Columns]:
         """Return the columns that may be the label, names before numbers."""
-        taken = {name.partition("\t")[0] for name in used}
-        names = [name for name in self.names if name not in taken and not self._is_measured(name)]
+        names = [name for name in self.names if name not in used and not self._is_measured(name)]
         called = [name for name in names if LABEL.search(self._get_key(name))]
         labels = called or [name for name in names if self._repeats(name)]
-        ordered = sorted(labels, key=lambda name: all(map(is_id, map(to_text, self.cells[name]))))
-        options = []
-        for name in ordered:
+        labels.sort(key=lambda name: all(map(is_id, map(to_text, self.cells[name]))))
+        options: list[Columns] = []
+        for name in labels:
             doubt = find_doubt(self.cells[name])
-            answers = doubt.answers if doubt else [("label", "")]
-            options += [f"{name}\t{unit}" for role, unit in answers or () if role == "label"]
+            answers = (doubt and doubt.answers) or (("label", ""),)
+            options += [{role: (name, unit)} for role, unit in answers if role == "label"]
         return options[:MAX_NUMBERS]
 
     def _is_measured(self, name: str) -> bool:
@@ -315,44 +311,45 @@ class Proposer:
             return False
         return num_different < len(parts) or len(parts) < MIN_REPEATING
 
-    def _list_layouts(self, has_labels: bool, used: set[str]) -> list[dict[str, str]]:
+    def _list_layouts(self, has_labels: bool, used: set[str]) -> list[Columns]:
         """Return what the columns of a list without a header may hold, by what their cells are."""
         names = [name for name in self.names if name not in used]
         if len(self.flags) > 1:
             names = [name for name in names if name not in self.flags]
         numbers = [it for it in names if all(parse_time(c) is not None for c in self.cells[it])]
-        labels = [name for name in names if name not in numbers]
-        label = {"label": labels[0]} if labels and has_labels else {}
-        if len(numbers) == 2 and label:
-            return [it | label for it in self._list_spans(*numbers)]
-        if len(numbers) == MAX_NUMBERS and not label:
-            first, second, third = numbers
-            options = [it | {"label": third} for it in self._list_spans(first, second)]
-            options += [it | {"label": first} for it in self._list_spans(second, third)]
-            # Class ids are small numbers, and frames large ones.
-            return sorted(options, key=lambda option: self._find_largest(option["label"]))
+        texts = [name for name in names if name not in numbers]
+        label: Columns = {"label": (texts[0], "")} if texts and has_labels else {}
         if len(numbers) == 2:
-            return [*self._list_spans(*numbers), {"label": numbers[1]}]
-        return [label]
+            options = [span | label for span in self._list_spans(*numbers)]
+            return options if label else [*options, {"label": (numbers[1], "")}]
+        if len(numbers) != MAX_NUMBERS or label:
+            return [label]
+        # Class ids are small numbers, and frames large ones.
+        first, second, third = numbers
+        spans = [
+            (self._find_largest(third), third, self._list_spans(first, second)),
+            (self._find_largest(first), first, self._list_spans(second, third)),
+        ]
+        return [span | {"label": (it, "")} for _, it, options in sorted(spans) for span in options]
 
     def _find_largest(self, name: str) -> float:
         return max(parse_time(cell) or 0 for cell in self.cells[name])
 
-    def _list_spans(self, first: str, second: str) -> list[dict[str, str]]:
+    def _list_spans(self, first: str, second: str) -> list[Columns]:
         """Return two columns of numbers as start and end, if they can be these, and as a length."""
         pairs = list(zip(self.cells[first], self.cells[second], strict=False))
-        spans = []
         # Numbers with decimals are seconds, others are frames.
         texts = [to_text(cell) for pair in pairs for cell in pair]
-        unit = "\tframes" if all(re.fullmatch(r"-?\d+", text) for text in texts) else ""
-        for role in ("end", "length"):
-            if role == "end" and not all(
-                (parse_time(start) or 0) < (parse_time(end) or 0) or end == start
-                for start, end in pairs
-            ):
-                continue
-            spans.append({"start": first + unit, role: second + unit})
-        return spans
+        unit = "frames" if all(re.fullmatch(r"-?\d+", text) for text in texts) else "s"
+        length: Columns = {"start": (first, unit), "length": (second, unit)}
+        numbers = [(parse_time(start) or 0, parse_time(end) or 0) for start, end in pairs]
+        if not all(start < end or start == end == -1 for start, end in numbers):
+            return [length]
+        return [{"start": (first, unit), "end": (second, unit)}, length]
+
+
+def _count_dots(columns: Columns) -> int:
+    return sum(name.count(".") for name, _ in columns.values())
 
 
 def _as_list(cell: Any) -> list[Any]:
@@ -360,13 +357,8 @@ def _as_list(cell: Any) -> list[Any]:
 
 
 def _get_unit(name: str) -> str:
-    key = name.lower()
+    """Return what the name of a column of times says of its unit."""
     for unit, pattern in UNIT_NAMES.items():
-        if pattern.search(key):
+        if pattern.search(name.lower()):
             return unit
     return "s"
-
-
-def _add_unit(name: str) -> str:
-    unit = _get_unit(name)
-    return name if unit == "s" else f"{name}\t{unit}"

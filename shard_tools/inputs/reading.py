@@ -82,8 +82,8 @@ class Reading:
     def __str__(self) -> str:
         words = []
         for role, name in self.columns.items():
-            unit = f":{self.units[role]}" if role in self.units else ""
-            words.append(f"{role}={name}{unit}")
+            unit = self.units.get(role, "s")
+            words.append(f"{role}={name}" if unit == "s" else f"{role}={name}:{unit}")
         if self.rest:
             words.append(f"{REST}={self.rest}")
         return ",".join(words)
@@ -122,9 +122,9 @@ class Reading:
             raise InputError("--columns: path=NAME is missing, the column of the videos")
         _require_times(self.columns)
         columns = {role: _resolve(name, names, where) for role, name in self.columns.items()}
-        others = [name for name in names if name not in columns.values()]
-        if others and not self.rest:
-            what = f"{where} has other columns, too: {_join(others)}"
+        unnamed = [name for name in names if name not in columns.values()]
+        if unnamed and not self.rest:
+            what = f"{where} has other columns, too: {_join(unnamed)}"
             fix = "keep them with each sample (rest=fields) or leave them out (rest=ignored)"
             raise InputError(f"--columns: {what}: {fix}")
         return replace(self, columns=columns)

@@ -110,7 +110,7 @@ class Table(NamedTuple):
     # The number of cells of this column that name files that exist, or hold videos.
     num_found: int = 0
     # The number of names that some published list has, too.
-    num_known: int = 0
+    num_published: int = 0
     # The number of cells of this column with a video's extension or a URL.
     num_similar: int = 0
     # The number of rows that were searched for these counts.
@@ -118,7 +118,7 @@ class Table(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, float]:
-        return self.num_found, self.num_known, self.num_similar, self.fraction
+        return self.num_found, self.num_published, self.num_similar, self.fraction
 
     def list_values(self, name: str) -> list[Any]:
         """Return the sampled cells of a column, without those that are missing."""
@@ -210,7 +210,7 @@ def _score(table: Table, is_file: IsFile) -> Table:
         names=tuple(names),
         path=path,
         num_found=num_found[path],
-        num_known=len(COLUMN_NAMES.intersection(map(str.lower, header))),
+        num_published=len(COLUMN_NAMES.intersection(map(str.lower, header))),
         num_similar=num_similar[path],
         num_scored=len(chosen),
     )
@@ -232,7 +232,7 @@ def _has_header(table: Table, is_file: IsFile) -> bool:
     if WHOLE.fullmatch(path) or len(set(names)) < len(names):
         return False
     all_others_are_files = 2 <= table.num_found == table.num_scored - 1
-    return all_others_are_files or path.lower() in COLUMN_NAMES or table.num_known >= 2
+    return all_others_are_files or path.lower() in COLUMN_NAMES or table.num_published >= 2
 
 
 def _apply_header(table: Table) -> Table:
@@ -245,8 +245,8 @@ def _apply_header(table: Table) -> Table:
         is_index = number == 0 and cells == [str(row) for row in range(len(cells))]
         if not name and (any(cells) and not is_index):
             names[number] = f"column {number + 1}"
-    given_names = list(filter(None, names))
-    is_named = given_names != [str(number) for number in range(len(given_names))]
+    header_names = list(filter(None, names))
+    is_named = header_names != [str(number) for number in range(len(header_names))]
     if not is_named:
         # pandas counts columns without names from 0.
         names = [name and str(int(name) + 1) for name in names]
