@@ -28,13 +28,13 @@ FOREIGN = [
     Foreign(
         "a Git LFS pointer, not the list itself",
         "run `git lfs pull`",
-        content=r"\Aversion https://git-lfs",
+        content=r"^version https://git-lfs",
     ),
     Foreign(
         "subtitles of one video",
         "write a list with a row for each subtitle, path,start,end,caption",
         "srt|vtt|ass|ssa|sbv|lrc",
-        r"\AWEBVTT|\A\s*\d+\s*\n[\d:]+[,.]\d+ --> ",
+        r"^WEBVTT|^\s*\d+\s*\n[\d:]+[,.]\d+ --> ",
     ),
     Foreign(
         "a document of ELAN",
@@ -42,40 +42,40 @@ FOREIGN = [
         "eaf|pfsx",
         "<ANNOTATION_DOCUMENT",
     ),
-    Foreign("a TextGrid of Praat", BY_HAND, "textgrid", r'\AFile type = "ooTextFile'),
-    Foreign("a project of BORIS", BORIS, "boris|boris.gz", r'\A\s*{[\s\S]*"behaviors_conf"'),
+    Foreign("a TextGrid of Praat", BY_HAND, "textgrid", r'^File type = "ooTextFile'),
+    Foreign("a project of BORIS", BORIS, "boris|boris.gz", r'^\s*{[\s\S]*"behaviors_conf"'),
     Foreign(
         "a table of BORIS with a row for each start and stop",
         BORIS,
-        content=r"\AObservation id\b.*\s*\nMedia file|\ATime\b.*\bMedia file path\b.*\bStatus\b",
+        content=r"^Observation id\b.*\s*\nMedia file|^Time\b.*\bMedia file path\b.*\bStatus\b",
     ),
     Foreign(
         "raw data of EthoVision with a row for each sample of time",
         BY_HAND,
-        content=r'\A"?Number of header lines',
+        content=r'^"?Number of header lines',
     ),
     Foreign(
         "a project or markers of Premiere, which name no video",
         BY_HAND,
         "prproj",
-        r"\AMarker Name\tDescription\tIn\tOut",
+        r"^Marker Name\tDescription\tIn\tOut",
     ),
     Foreign(
-        "a timeline of an editor", BY_HAND, "edl|aaf|otio|fcpxml", r"\ATITLE:.*\s+(FCM:|\d{3}\s)"
+        "a timeline of an editor", BY_HAND, "edl|aaf|otio|fcpxml", r"^TITLE:.*\s+(FCM:|\d{3}\s)"
     ),
     Foreign("a document of Datavyu, ANVIL or CHAT", BY_HAND, "opf|anvil|cha"),
     Foreign(
         "a project of VIA (VGG)",
         BY_HAND,
-        content=r'\A\s*{[\s\S]*("vid_list"|"_via_|software/via)|\A# Exported using VGG',
+        content=r'^\s*{[\s\S]*("vid_list"|"_via_|software/via)|^# Exported using VGG',
     ),
-    Foreign("a playlist", "write a list with one path a line", "m3u8?|pls|xspf|mpd", r"\A#EXTM3U"),
+    Foreign("a playlist", "write a list with one path a line", "m3u8?|pls|xspf|mpd", r"^#EXTM3U"),
     Foreign(
         "a web page, often a login or an error",
         "download the list again",
-        content=r"(?i)\A\s*<(!doctype )?html",
+        content=r"(?i)^\s*<(!doctype )?html",
     ),
-    Foreign("XML", BY_HAND, content=r"\A\s*<[?!a-zA-Z]"),
+    Foreign("XML", BY_HAND, content=r"^\s*<[?!a-zA-Z]"),
 ]
 
 
