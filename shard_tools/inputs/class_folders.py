@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from adamae.common.commands import repeat_command
 from adamae.common.errors import InputError, QuestionError
-from adamae.common.logging import printable
+from adamae.common.logging import log_note, printable
 from adamae.shard_tools.inputs.item import ListOptions
 
 # Folders that a sentence names.
@@ -34,8 +34,9 @@ NO_CLASS = re.compile(
     rf"|({CAMERAS})([-_ ].*|[a-z]|\d+)?|.*[-_ ]({CAMERAS})|({PERSONS})([-_ ]?([a-z]|\d+))?",
     re.IGNORECASE,
 )
-# Names of numbered classes, such as c0 or 10001.
-NUMBERED_CLASS = re.compile(r"(c|class|category|label)?[-_ ]?\d+", re.IGNORECASE)
+# Numbered folders that say themselves that they are classes, and those that may be: c0, 10001.
+CALLED_CLASS = re.compile(r"(class|category|label)[-_ ]?\d+", re.IGNORECASE)
+NUMBERED_CLASS = re.compile(r"c?[-_ ]?\d+", re.IGNORECASE)
 
 
 class Level(NamedTuple):
@@ -118,9 +119,13 @@ def _list_levels(num_videos: Mapping[str, int], no_classes: set[int | None]) -> 
     counts: dict[int, Counter[str]] = {}
     for folder, count in num_videos.items():
         for depth, name in enumerate(folder.split("/")):
+            # The folder of videos that lie in none is "".
             if name and depth not in no_classes:
                 counts.setdefault(depth, Counter())[name] += count
-    return [Level(depth + 1, count, _find_doubt(count)) for depth, count in sorted(counts.items())]
+    levels = []
+    for depth, names in sorted(counts.items()):
+        levels.append(Level(depth + 1, names, _find_doubt(names)))
+    return levels
 
 
 def _find_doubt(num_videos: Counter[str]) -> str:
@@ -131,8 +136,9 @@ def _find_doubt(num_videos: Counter[str]) -> str:
     if any(map(NO_CLASS.fullmatch, names)):
         return "named like recordings, subsets or kinds of files"
     # Class ids that count from 0 are no doubt; from 1, persons may be counted.
+    are_ids = names == {str(number) for number in range(len(names))}
     stems = Counter(re.sub(r"\d+", "0", name) for name in names)
-    if max(stems.values()) > 1 and names != {str(number) for number in range(len(names))}:
+    if max(stems.values()) > 1 and not are_ids and not all(map(CALLED_CLASS.fullmatch, names)):
         return "names differ in numbers only"
     if set(num_videos.values()) == {1}:
         # Recordings often have a folder each.
@@ -149,7 +155,9 @@ def _choose_level(levels: list[Level], options: ListOptions, where: str) -> int 
         return None
     if len(levels) == 1 and not levels[0].doubt:
         return levels[0].number
+    what = f"it is not clear whether folders in {printable(where)} are classes"
     if not options.asks:
+        log_note(f"{what}, so no video has a label: make_shards.py asks which, for its shards")
         return None
     answers = [
         (level.rank, level.describe(), ["--label", f"folder:{level.number}"])
@@ -160,9 +168,7 @@ def _choose_level(levels: list[Level], options: ListOptions, where: str) -> int 
     details = []
     for _, reading, options_to_add in sorted(answers):
         details += [f"  {reading}", f"    {repeat_command(*options_to_add)}"]
-    raise QuestionError(
-        f"it is not clear whether folders in {printable(where)} are classes", details
-    )
+    raise QuestionError(what, details)
 
 
 def choose_subset(groups: Mapping[str, str | None], subset: str | None, where: str) -> set[str]:

@@ -99,6 +99,7 @@ CLASSES = [
     "A a",
     "high_jump long_jump",
     "brush_hair person_runs",
+    "class_1 class_2",
 ]
 
 
@@ -122,6 +123,7 @@ ASKED = [
     ("front_camera rear_camera", [NONE, "1"]),
     # State Farm's classes, and codes of classes.
     ("c0 c1", ["1", NONE]),
+    ("c001 c002", ["1", NONE]),
     ("10000 10001", ["1", NONE]),
     ("2024-01-31 office", [NONE, "1"]),
     ("full parts", [NONE, "1"]),
@@ -159,6 +161,15 @@ def test_a_question_shows_what_each_answer_gives_and_writes_nothing(tmp_path: Pa
     assert "2 classes with their videos: m1 (1), m2 (2) [names differ in numbers only]" in text
     assert "no labels" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_without_a_question_doubtful_folders_are_said_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = name_files("P01", "P02")
+    make_folder(tmp_path, dict.fromkeys(files, ""))
+    assert read_labels(tmp_path, asks=False) == dict.fromkeys(files)
+    assert "are classes, so no video has a label: make_shards.py asks" in capsys.readouterr().err
 
 
 def test_each_folder_with_one_video_is_asked_about(tmp_path: Path) -> None:
