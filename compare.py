@@ -19,6 +19,7 @@ from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 
 MEASURES = ("knn", "linear", "attentive")
 
@@ -76,7 +77,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto)")
     add(
         "--output",
-        type=Path,
+        type=local_path,
         default=Path("comparison"),
         metavar="DIR",
         help="folder of the page and of all features (default: comparison)",

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 URL = "s3://bucket/x"
 # Arguments that write, or read what must be on this node.
 REFUSED = {
+    "compare": [f"shards --models m --output {URL}"],
     "evaluate": [f"runs/x shards --output {URL}", f"runs/x shards --config {URL}"],
     "export": [f"import x.pth {URL}", f"export runs/x {URL}"],
     "preview": [f"shards --output {URL}", f"shards --config {URL}"],
