@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from transformers import (
 )
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from adamae.common.commands import COMMANDS
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
 from adamae.pipeline.loader import COUNTERS
+from adamae.shard_tools.make_shards import parse_arguments as parse_shard_arguments
 from adamae.training.config import parse
 
 ROOT = Path(__file__).parents[1]
@@ -130,6 +133,8 @@ def test_every_command_is_accepted(
         words = words[: words.index(">")]
     if words[0] == "make":
         check_targets(words[1:])
+    elif words[0] == "adamae":
+        check_command(words[1], words[2:], monkeypatch)
     elif words[0] in OTHER_PROGRAMS:
         for word in words:
             if word.startswith(("launch/", "configs/")):
@@ -139,6 +144,17 @@ def test_every_command_is_accepted(
         # `python -m venv` has no parser of this project.
         if "venv" not in words:
             check_arguments(words[1:], monkeypatch)
+
+
+def check_command(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the arguments of `adamae NAME`."""
+    if name not in ("demo", "start"):
+        check_arguments([COMMANDS[name].file, *words], monkeypatch)
+        return
+    # These would run other commands. What they do not know is for make_shards.py.
+    _, shard_words = import_module(f"adamae.{name}").parse_arguments(words)
+    if shard_words:
+        parse_shard_arguments([*shard_words, "shards"])
 
 
 def check_targets(words: list[str]) -> None:
