@@ -49,6 +49,9 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
     else:
         demonstrate_synthetic(folder)
     log(f"pictures: {folder}/figures; report: {folder}/run/report.html")
+    page = folder / "comparison/compare.html"
+    if page.is_file():
+        log(f"page: {page}")
 
 
 def demonstrate_synthetic(folder: Path) -> None:

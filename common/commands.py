@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "start": Command("start", "make shards of videos, and compare encoders on them"),
     "shards": Command("shard_tools.make_shards", "make shards from videos, lists or tars"),
     "check": Command("shard_tools.check_shards", "verify the shards of a dataset"),
     "preview": Command("preview", "show the clips that a run will see"),

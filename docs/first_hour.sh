@@ -23,6 +23,9 @@ settings=(data.shards="$OUT/shards/train" evaluation.shards="$OUT/shards/validat
 "$PYTHON" train.py "${model[@]}" "${settings[@]}" model.mask_ratio=0.85 run="$OUT/pretrain"
 "$PYTHON" visualize.py "$OUT/pretrain" "$OUT/shards/validation" --clips 4 --output "$OUT/figures"
 
+# Compare it with an encoder that is not trained, and with what needs none.
+"$PYTHON" compare.py "$OUT/shards" --models "$OUT/pretrain" --output "$OUT/comparison"
+
 # 3. Fine-tune and evaluate.
 "$PYTHON" train.py task=finetune "${model[@]}" "${settings[@]}" init_from="$OUT/pretrain" run="$OUT/finetune"
 accuracy=$("$PYTHON" evaluate.py "$OUT/finetune" "$OUT/shards/validation" --clips 2)
@@ -50,4 +53,4 @@ CODE
 # 6. What was found.
 "$PYTHON" benchmarks/motion_report.py "$OUT/pretrain" "$OUT/shards/validation" --output "$OUT"
 echo "fine-tuned: $accuracy"
-echo "pictures: $OUT/figures, report: $OUT/pretrain/report.html"
+echo "pictures: $OUT/figures, report: $OUT/pretrain/report.html, comparison: $OUT/comparison/compare.html"

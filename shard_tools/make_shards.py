@@ -421,10 +421,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_splits_card(Path(parsed.output), names)
     _warn_of_shared_videos(builds, parsed.group_by)
     if code == 0 and num_parts == 1:
-        output = Path(parsed.output)
-        features = output.with_name(f"{output.name}_features")
-        log_next(command_line("features", output, features, "--model", PUBLISHED))
+        log_next(_advise(Path(parsed.output), builds))
     return code
+
+
+def _advise(output: Path, builds: dict[str, Build]) -> str:
+    """Return the command that uses the shards: a comparison of encoders, or features."""
+    if {"train", VALIDATION} <= builds.keys() and builds["train"].info.has_one_label:
+        return command_line("compare", output, "--models", PUBLISHED)
+    features = output.with_name(f"{output.name}_features")
+    return command_line("features", output, features, "--model", PUBLISHED)
 
 
 def _merge_classes(builds: dict[str, Build], splits: dict[str, ItemStore]) -> list[str]:

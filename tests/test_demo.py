@@ -1,10 +1,11 @@
-"""The demo is a series of commands, on synthetic videos or on the user's."""
+"""The demo is a series of commands, on synthetic videos or on the user's, and so is start."""
 
 from pathlib import Path
 
 import pytest
 
-from adamae import demo
+from adamae import demo, start
+from adamae.common.errors import InputError
 from adamae.shard_tools.make_shards import main as make_shards
 from adamae.training.config import parse
 
@@ -25,6 +26,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Step]:
             assert make_shards(words) == 0
 
     monkeypatch.setattr(demo, "run_step", record)
+    monkeypatch.setattr(start, "run_step", record)
     monkeypatch.chdir(tmp_path)
     return recorded
 
@@ -76,3 +78,30 @@ def test_shards_by_time_are_trained_on_by_time(steps: list[Step], synthetic_vide
     run_demo(str(synthetic_videos), "--fps", "15", "--unlabeled")
     assert "data.fps=15" in read_training(steps)
     assert steps[-1][0] == "benchmarks.motion_report", "nothing to compare without labels"
+
+
+def run_start(*arguments: str) -> None:
+    start.main(*start.parse_arguments(list(arguments)))
+
+
+def test_start_compares_encoders_on_the_videos_that_it_holds_out(
+    steps: list[Step], synthetic_videos: Path
+) -> None:
+    run_start(str(synthetic_videos), "--label", "folder:1", "--models", "a", "hf://b/c")
+    (_, _), (step, words) = steps
+    assert step == "compare"
+    folder = f"start/{synthetic_videos.name}"
+    models = ["--models", "a", "hf://b/c"]
+    assert words == [f"{folder}/shards", *models, "--output", f"{folder}/comparison"]
+    run_start(str(synthetic_videos), "--output", "mine")
+    assert steps[-1] == ("compare", ["mine/shards", "--output", "mine/comparison"])
+
+
+def test_start_says_what_videos_without_labels_are_good_for(
+    steps: list[Step], synthetic_videos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_start(str(synthetic_videos), "--unlabeled", "--output", "mine", "--models", "a")
+    assert [step for step, _ in steps] == ["shards"]
+    assert "mine/shards mine/features --model a" in capsys.readouterr().err
+    with pytest.raises(InputError, match="which videos"):
+        start.parse_arguments(["--models", "a"])

@@ -294,8 +294,10 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     program.write_text("\n".join(blocks))
     environment = os.environ | {"FIRST_HOUR": str(tmp_path / "out")}
     subprocess.run([sys.executable, program], cwd=ROOT / "docs", env=environment, check=True)
-    assert len(list(tmp_path.glob("out/features/*.safetensors"))) == 32
+    assert len(list(tmp_path.glob("out/features/*/*.safetensors"))) == 64
+    assert len(list(tmp_path.glob("out/features/search/*.png"))) == 1
     assert len(list(tmp_path.glob("out/figures/*.png"))) == 1
+    assert (tmp_path / "out/comparison/compare.html").is_file()
 
 
 def write_recorder(python: Path, recorded: Path, code: Path) -> None:

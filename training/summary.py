@@ -139,7 +139,12 @@ def advise_on_run(config: TrainConfig) -> str:
         if held_out:
             return command_line("evaluate", run, held_out)
         return command_line("export", "export", run, f"{run}/export")
-    shards = held_out or config.data.shards
+    shards = config.data.shards
+    # The two halves of a folder that make_shards.py has divided, which may be a URL.
+    folder, _, name = held_out.rpartition("/")
+    if name == "validation" and shards == f"{folder}/train":
+        return command_line("compare", folder, "--models", run)
+    shards = held_out or shards
     if isinstance(shards, list):
         shards = shards[0]
     return command_line("features", shards, f"{run}/features", "--model", run)

@@ -116,6 +116,8 @@ def test_the_next_command_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -
     config = parse(["data.shards=[my shards,more]", "run=runs/x"])
     features = "adamae features 'my shards' runs/x/features --model runs/x"
     assert advise_on_run(config) == features
+    halves = ["data.shards=m/train", "evaluation.shards=m/validation"]
+    assert advise_on_run(parse([*halves, "run=runs/x"])) == "adamae compare m --models runs/x"
     config = parse(["data.shards=s", "evaluation.shards=held out", "run=runs/x"])
     assert advise_on_run(config).startswith("adamae features 'held out' ")
     config = parse(["data.shards=s", "run=runs/x", "task=finetune"])
