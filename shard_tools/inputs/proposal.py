@@ -5,7 +5,8 @@ before a command names the columns.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from adamae.shard_tools.inputs.reading import FIELDS, MARKS, NUM_NAMED, UNITS, R
 from adamae.shard_tools.inputs.table_reader import Table
 
 # What columns are called, in lower case.
-PATH = re.compile(r"path|file|video|vid|clip|name|url|^id$|^key$")
+PATH = re.compile(r"(?i)path|file|video|vid|clip|name|url|^id$|^key$")
 START = re.compile(r"start|begin|onset|first|(?<![a-z])(from|in|t0|tmin)(?![a-z])")
 END = re.compile(r"end(?![a-z])|(?<![a-z])(end|to|out|t1|tmax)|stop|finish|offset|last")
 LENGTH = re.compile(r"length|duration|num_?frames|n_?frames")
@@ -58,8 +59,6 @@ CAPTION_WORDS = 3
 MIN_REPEATING = 10
 # The most commands that are proposed, and the most columns that may each be the label.
 MAX_READINGS = 4
-# The cells of a column that are tried as times.
-NUM_TRIED = 100
 # The most numbers of a row without a header that are tried as times and labels.
 MAX_NUMBERS = 3
 
@@ -161,24 +160,107 @@ def are_captions(labels: Sequence[str]) -> bool:
     return False
 
 
+class Column:
+    """The sampled cells of a column that are not missing."""
+
+    def __init__(self, name: str, outer: str, cells: Sequence[Any]) -> None:
+        self.name = name
+        # The name in lower case, without the list of objects that the column lies in, "" for none.
+        self.outer = outer
+        self.key = name.removeprefix(f"{outer}.").lower()
+        self.cells = cells
+        self.texts = list(map(to_text, cells))
+        self.doubt = find_doubt(cells)
+        # A cell may be a list of times or labels.
+        self.parts: list[Any] = []
+        for cell in cells:
+            self.parts += cell if isinstance(cell, list) else [cell]
+
+    @cached_property
+    def is_number(self) -> bool:
+        return all(parse_time(part) is not None for part in self.parts)
+
+    @property
+    def is_id(self) -> bool:
+        return all(map(is_id, self.texts))
+
+    @property
+    def is_flag(self) -> bool:
+        return len(self.texts) > 1 and set(self.texts) <= FLAGS
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether all cells are called like subsets, or the column is."""
+        return all(text.lower() in GROUPS for text in self.texts) or bool(SPLIT.search(self.key))
+
+    @property
+    def is_segment(self) -> bool:
+        """Return whether the column is called like segments and holds [start, end], or lists."""
+        if not SEGMENT.search(self.key):
+            return False
+        if all(map(parse_pair, self.cells)):
+            return True
+        return bool(self.parts) and all(map(parse_pair, self.parts))
+
+    @property
+    def unit(self) -> str:
+        """What the name says of the unit of times."""
+        for unit, pattern in UNIT_NAMES.items():
+            if pattern.search(self.name.lower()):
+                return unit
+        return "s"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether cells are several different texts, but fewer than rows."""
+        if self.outer or not all(isinstance(part, str) for part in self.parts):
+            return False
+        if any(parse_time(part) is not None for part in self.parts):
+            return False
+        num_different = len(set(self.parts))
+        if num_different == 1 and len(self.parts) > 1:
+            return False
+        return num_different < len(self.parts) or len(self.parts) < MIN_REPEATING
+
+    def is_time(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether the column is called like a time and holds numbers or times, or lists."""
+        return bool(pattern.search(self.key)) and bool(self.parts) and self.is_number
+
+    def list_remarks(self) -> Iterator[str]:
+        """Yield sentences that no proposal can say."""
+        if self.doubt and LABEL.search(self.key):
+            yield f"{self.name} {self.doubt.reason}"
+        if BOX.search(self.key):
+            yield f"{self.name} holds boxes: a class of a box is not one of the video"
+        if all(map(TIMECODE.fullmatch, self.texts)):
+            yield f"{self.name} holds times with frames, such as {self.texts[0]}: write seconds"
+        if set(map(str.lower, self.texts)) <= MARKERS:
+            what = f"{self.name} says where segments begin or end"
+            yield f"{what}: write a row for each, with its start and its end"
+
+
 class Proposer:
-    """Looks at the sampled rows of a list."""
+    """Proposes what the columns of a list may hold."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.lists = {it for row in table.sample for it in list_object_lists(row)}
-        self.cells = {name: table.list_values(name) for name in table.names}
         self.path = table.path
-        if not table.num_found:
-            named = [name for name in table.names if PATH.search(name.lower())]
-            self.path = named[0] if named and not table.num_similar else table.path
-        self.names = [name for name in table.names if name != self.path and self.cells[name]]
-        # The columns of flags: one would be 0 or 1 by chance, several are a class each.
-        self.flags = []
-        for name in self.names:
-            texts = list(map(to_text, self.cells[name]))
-            if len(texts) > 1 and set(texts) <= FLAGS:
-                self.flags.append(name)
+        if not table.num_found and not table.num_similar:
+            self.path = next(filter(PATH.search, table.names), table.path)
+        lists = sorted({it for row in table.sample for it in list_object_lists(row)}, key=len)
+        self.columns: list[Column] = []
+        for name in table.names:
+            outer = ""
+            for inner in lists:
+                if name.startswith(f"{inner}."):
+                    outer = inner
+            cells = table.list_values(name)
+            if name != self.path and cells:
+                self.columns.append(Column(name, outer, cells))
+        # One column of flags would be 0 or 1 by chance, several are a class each.
+        self.flags = [column for column in self.columns if column.is_flag]
+        if len(self.flags) == 1:
+            self.flags = []
 
     def list_readings(self, has_labels: bool) -> list[Reading]:
         """Return what the columns may hold, the best proposal first."""
@@ -199,30 +281,16 @@ class Proposer:
     def list_remarks(self) -> list[str]:
         """Return sentences about columns that no proposal can say."""
         remarks = []
-        if len(self.flags) > 1:
-            what = f"{', '.join(self.flags[:NUM_NAMED])} hold a 0 or a 1 each"
+        if self.flags:
+            names = ", ".join(column.name for column in self.flags[:NUM_NAMED])
+            what = f"{names} hold a 0 or a 1 each"
             remarks.append(f"{what}: write the names of the classes of a video into one column")
-        for name in self.names:
-            doubt = find_doubt(self.cells[name])
-            if doubt and LABEL.search(self._get_key(name)):
-                remarks.append(f"{name} {doubt.reason}")
-            texts = [to_text(cell) for cell in self.cells[name]]
-            if BOX.search(self._get_key(name)):
-                remarks.append(f"{name} holds boxes: a class of a box is not one of the video")
-            if all(map(TIMECODE.fullmatch, texts)):
-                remarks.append(f"{name} holds times with frames, such as {texts[0]}: write seconds")
-            if {text.lower() for text in texts} <= MARKERS:
-                what = f"{name} says where segments begin or end"
-                remarks.append(f"{what}: write a row for each, with its start and its end")
-        starts = [name for name in self.names if self._is_time(name, START)]
-        if starts and not self._list_times():
-            remarks.append(f"{starts[0]} has no end: write one, or the length of each segment")
+        for column in self.columns:
+            remarks += column.list_remarks()
+            if column.is_time(START) and not self._list_times():
+                what = f"{column.name} has no end"
+                remarks.append(f"{what}: write one, or the length of each segment")
         return remarks
-
-    def _get_key(self, name: str) -> str:
-        """Return the name of a column in lower case, without the lists of objects around it."""
-        outer = max((it for it in self.lists if name.startswith(f"{it}.")), key=len, default="")
-        return name.removeprefix(f"{outer}.").lower()
 
     def _make_reading(self, columns: Columns) -> Reading:
         names = {role: name for role, (name, _) in columns.items()}
@@ -233,132 +301,101 @@ class Proposer:
     def _list_facts(self) -> Columns:
         """Return the columns of splits, groups and captions."""
         facts: Columns = {}
-        for name in self.names:
-            key = self._get_key(name)
-            texts = set(map(to_text, self.cells[name]))
-            if all(text.lower() in GROUPS for text in texts) or SPLIT.search(key):
-                facts.setdefault("split", (name, ""))
-            elif GROUP.search(key):
-                facts.setdefault("group", (name, ""))
-            elif CAPTION.search(key) and not all(map(is_id, texts)):
-                facts.setdefault("caption", (name, ""))
+        for column in self.columns:
+            if column.is_split:
+                facts.setdefault("split", (column.name, ""))
+            elif GROUP.search(column.key):
+                facts.setdefault("group", (column.name, ""))
+            elif CAPTION.search(column.key) and not column.is_id:
+                facts.setdefault("caption", (column.name, ""))
         return facts
 
     def _list_times(self) -> list[Columns]:
         """Return the columns of segments that have the finest unit."""
-        ends = [name for name in self.names if self._is_time(name, END)]
-        lengths = [name for name in self.names if self._is_time(name, LENGTH)]
         options: dict[str, list[Columns]] = {unit: [] for unit in UNITS}
-        for start in self.names:
-            if not self._is_time(start, START):
+        for start in self.columns:
+            if not start.is_time(START):
                 continue
-            unit = _get_unit(start)
-            stem = START.sub("", start.lower())
-            same_unit = [name for name in ends if _get_unit(name) == unit]
-            same_stem = [name for name in same_unit if END.sub("", name.lower()) == stem]
-            if same_unit:
-                end = (same_stem or same_unit)[0]
-                options[unit].append({"start": (start, unit), "end": (end, unit)})
-            elif lengths:
-                length = (lengths[0], _get_unit(lengths[0]))
-                options[unit].append({"start": (start, unit), "length": length})
+            end = self._find_end(start)
+            if end is not None:
+                role = "end" if end.is_time(END) else "length"
+                option = {"start": (start.name, start.unit), role: (end.name, end.unit)}
+                options[start.unit].append(option)
         for columns in options.values():
             if columns:
                 return columns[:2]
-        return [{"segment": (name, "")} for name in self.names if self._is_segment(name)]
+        return [{"segment": (it.name, "")} for it in self.columns if it.is_segment]
 
-    def _is_time(self, name: str, pattern: re.Pattern[str]) -> bool:
-        """Return whether a column is called like a time and holds numbers or times, or lists."""
-        cells = [part for cell in self.cells[name] for part in _as_list(cell)]
-        is_number = bool(cells) and all(parse_time(cell) is not None for cell in cells[:NUM_TRIED])
-        return bool(pattern.search(self._get_key(name))) and is_number
-
-    def _is_segment(self, name: str) -> bool:
-        """Return whether a column is called like segments and holds [start, end], or lists."""
-        return SEGMENT.search(self._get_key(name)) is not None and all(
-            parse_pair(cell)
-            or (isinstance(cell, list) and bool(cell) and all(map(parse_pair, cell)))
-            for cell in self.cells[name]
-        )
+    def _find_end(self, start: Column) -> Column | None:
+        """Return the column of ends, or else of lengths, that goes with a column of starts."""
+        stem = START.sub("", start.key)
+        length = None
+        end = None
+        for column in self.columns:
+            if column.outer != start.outer:
+                continue
+            if column.is_time(END) and column.unit == start.unit:
+                if END.sub("", column.key) == stem:
+                    return column
+                end = end or column
+            elif column.is_time(LENGTH):
+                length = length or column
+        return end or length
 
     def _list_labels(self, used: set[str]) -> list[Columns]:
         """Return the columns that may be the label, names before numbers."""
-        names = [name for name in self.names if name not in used and not self._is_measured(name)]
-        called = [name for name in names if LABEL.search(self._get_key(name))]
-        labels = called or [name for name in names if self._repeats(name)]
-        labels.sort(key=lambda name: all(map(is_id, map(to_text, self.cells[name]))))
+        names: list[Column] = []
+        for column in self.columns:
+            has_answer = column.doubt is None or column.doubt.answers
+            if column.name not in used and column not in self.flags and has_answer:
+                names.append(column)
+        called = [column for column in names if LABEL.search(column.key)]
+        labels = called or [column for column in names if column.repeats]
         options: list[Columns] = []
-        for name in labels:
-            doubt = find_doubt(self.cells[name])
-            answers = (doubt and doubt.answers) or (("label", ""),)
-            options += [{role: (name, unit)} for role, unit in answers if role == "label"]
+        for column in sorted(labels, key=lambda column: column.is_id):
+            answers = (column.doubt and column.doubt.answers) or (("label", ""),)
+            options += [{role: (column.name, unit)} for role, unit in answers if role == "label"]
         return options[:MAX_NUMBERS]
-
-    def _is_measured(self, name: str) -> bool:
-        """Return whether a column can be no label, as fractions and objects can not."""
-        doubt = find_doubt(self.cells[name])
-        is_flag = name in self.flags and len(self.flags) > 1
-        return is_flag or (doubt is not None and not doubt.answers)
-
-    def _repeats(self, name: str) -> bool:
-        """Return whether a column of texts has several different cells, but fewer than rows."""
-        parts = [part for cell in self.cells[name] for part in _as_list(cell)]
-        if not all(isinstance(part, str) and parse_time(part) is None for part in parts):
-            return False
-        is_inner = any(name.startswith(f"{outer}.") for outer in self.lists)
-        num_different = len(set(parts))
-        if is_inner or (num_different == 1 and len(parts) > 1):
-            return False
-        return num_different < len(parts) or len(parts) < MIN_REPEATING
 
     def _list_layouts(self, has_labels: bool, used: set[str]) -> list[Columns]:
         """Return what the columns of a list without a header may hold, by what their cells are."""
-        names = [name for name in self.names if name not in used]
-        if len(self.flags) > 1:
-            names = [name for name in names if name not in self.flags]
-        numbers = [it for it in names if all(parse_time(c) is not None for c in self.cells[it])]
-        texts = [name for name in names if name not in numbers]
-        label: Columns = {"label": (texts[0], "")} if texts and has_labels else {}
+        numbers: list[Column] = []
+        texts: list[Column] = []
+        for column in self.columns:
+            if column.name not in used and column not in self.flags:
+                (numbers if column.is_number else texts).append(column)
+        label: Columns = {"label": (texts[0].name, "")} if texts and has_labels else {}
         if len(numbers) == 2:
-            options = [span | label for span in self._list_spans(*numbers)]
-            return options if label else [*options, {"label": (numbers[1], "")}]
+            options = [span | label for span in _list_spans(*numbers)]
+            return options if label else [*options, {"label": (numbers[1].name, "")}]
         if len(numbers) != MAX_NUMBERS or label:
             return [label]
-        # Class ids are small numbers, and frames large ones.
         first, second, third = numbers
-        spans = [
-            (self._find_largest(third), third, self._list_spans(first, second)),
-            (self._find_largest(first), first, self._list_spans(second, third)),
-        ]
-        return [span | {"label": (it, "")} for _, it, options in sorted(spans) for span in options]
+        last = [span | {"label": (third.name, "")} for span in _list_spans(first, second)]
+        begin = [span | {"label": (first.name, "")} for span in _list_spans(second, third)]
+        # Class ids are small numbers, and frames large ones.
+        if _find_largest(first) < _find_largest(third):
+            return begin + last
+        return last + begin
 
-    def _find_largest(self, name: str) -> float:
-        return max(parse_time(cell) or 0 for cell in self.cells[name])
 
-    def _list_spans(self, first: str, second: str) -> list[Columns]:
-        """Return two columns of numbers as start and end, if they can be these, and as a length."""
-        pairs = list(zip(self.cells[first], self.cells[second], strict=False))
-        # Numbers with decimals are seconds, others are frames.
-        texts = [to_text(cell) for pair in pairs for cell in pair]
-        unit = "frames" if all(re.fullmatch(r"-?\d+", text) for text in texts) else "s"
-        length: Columns = {"start": (first, unit), "length": (second, unit)}
-        numbers = [(parse_time(start) or 0, parse_time(end) or 0) for start, end in pairs]
-        if not all(start < end or start == end == -1 for start, end in numbers):
+def _find_largest(column: Column) -> float:
+    return max(parse_time(cell) or 0 for cell in column.cells)
+
+
+def _list_spans(first: Column, second: Column) -> list[Columns]:
+    """Return two columns of numbers as start and end, if they can be these, and as a length."""
+    # Numbers with decimals are seconds, others are frames.
+    is_whole = all(map(re.compile(r"-?\d+").fullmatch, first.texts + second.texts))
+    unit = "frames" if is_whole else "s"
+    length: Columns = {"start": (first.name, unit), "length": (second.name, unit)}
+    for start_cell, end_cell in zip(first.cells, second.cells, strict=False):
+        start = parse_time(start_cell) or 0
+        end = parse_time(end_cell) or 0
+        if start >= end and (start, end) != (-1, -1):
             return [length]
-        return [{"start": (first, unit), "end": (second, unit)}, length]
+    return [{"start": (first.name, unit), "end": (second.name, unit)}, length]
 
 
 def _count_dots(columns: Columns) -> int:
     return sum(name.count(".") for name, _ in columns.values())
-
-
-def _as_list(cell: Any) -> list[Any]:
-    return cell if isinstance(cell, list) else [cell]
-
-
-def _get_unit(name: str) -> str:
-    """Return what the name of a column of times says of its unit."""
-    for unit, pattern in UNIT_NAMES.items():
-        if pattern.search(name.lower()):
-            return unit
-    return "s"
