@@ -34,8 +34,8 @@ def test_every_command_at_the_top_has_a_name(
 def test_an_unknown_command_is_refused_with_a_similar_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "trian") == 2
-    expected = "error: there is no command trian: did you mean train? `adamae --help` lists all\n"
+    assert call(monkeypatch, "trainn") == 2
+    expected = "error: there is no command trainn: did you mean train? `adamae --help` lists all\n"
     assert capsys.readouterr().err == expected
 
 
