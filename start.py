@@ -14,6 +14,7 @@ from pathlib import Path
 from adamae.common.arguments import ArgumentParser
 from adamae.common.commands import PUBLISHED, command_line, log_next, run_step
 from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
 from adamae.common.logging import log
 
 
@@ -28,7 +29,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
         "--models", nargs="+", default=[], metavar="MODEL", help="encoders to compare"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="default: start/<name of VIDEOS>"
+        "--output", type=local_path, metavar="DIR", help="default: start/<name of VIDEOS>"
     )
     options, words = parser.parse_known_args(arguments)
     if not words:

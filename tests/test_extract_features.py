@@ -95,6 +95,8 @@ def test_features_in_object_storage_are_those_of_a_folder_and_an_extraction_resu
     monkeypatch.setattr(storage, "PAUSE_S", 0)
     url = "memory://bucket/features"
     stored = MemoryFileSystem.store
+    # All tests of a process share it.
+    stored.clear()
     options = ("--format", kind)
     try:
         assert extract(videos, tmp_path / "out", weights, *options) == 0
@@ -380,7 +382,7 @@ def test_clips_are_cut_as_the_run_was_trained(
 
 def test_selected_tokens() -> None:
     torch.manual_seed(0)
-    encoder = VideoEncoder(CONFIG, has_sampler=True)
+    encoder = VideoEncoder(CONFIG, has_sampler=True).eval()
     clip = torch.randint(0, 256, (3, 4, 32, 32, 3), dtype=torch.uint8)
     # Only the lower half moves.
     clip[:, :, :16] = clip[:, :1, :16]
