@@ -108,11 +108,12 @@ GPU_TESTS = [
 ]
 
 
-# They train, and count steps of ViT-Small.
+# They train, and count steps of ViT-Small, for some minutes.
+@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_tests_for_a_gpu_that_compare_no_values_pass(library: Path) -> None:
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "gpu"]
-    done = gpu.run(library, "-m", ["pytest", *options, *GPU_TESTS])
+    done = gpu.run(library, "-m", ["pytest", *options, *GPU_TESTS], seconds=1400)
     assert done.returncode == 0, done.stdout
 
 

@@ -132,7 +132,7 @@ def test_whatever_signal_ends_a_run_it_has_saved_its_last_step(
     ) as job:
         wait_for_steps(tmp_path / "run")
         send(job.processes() if to_all else [job.agents[0].pid], number)
-        assert job.gone(20), job.said()
+        assert job.gone(120), job.said()
         assert saved_steps(tmp_path / "run")[-1] == len(read_rows(tmp_path / "run")), job.said()
 
 
