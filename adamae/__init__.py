@@ -19,11 +19,17 @@ __all__ = ["ClipDataset", "__version__", "load_adamae", "load_encoder"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+def _is_root(entry: str) -> bool:
+    """Compare by inode: a relative entry has no path once the working directory is deleted."""
+    return Path(entry).exists() and ROOT.samefile(Path(entry))
+
+
 # Python puts the clone's root on sys.path when it starts a command of a clone. There `common`,
 # `model` or `kernels` would hide packages of the same names, and transformers imports Hugging
 # Face's `kernels` wherever that is installed. The links do without the root.
 if (ROOT / "adamae").is_dir() and (ROOT / "pyproject.toml").is_file():
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
+    sys.path[:] = [entry for entry in sys.path if not _is_root(entry)]
 
 _MODULES = {
     "ClipDataset": "adamae.pipeline.clip_dataset",
