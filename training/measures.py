@@ -7,6 +7,7 @@ give them the same numbers. Classifiers return the predicted class of each query
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -187,10 +188,12 @@ def average_differences(clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B GG
     It tells where how much moves, and nothing else: an encoder of videos must exceed it to be
     worth anything. A clip of one frame has no change.
     """
-    total = torch.zeros_like(clip[:, 0, ..., 0], dtype=torch.float32)
+    frames = clip.unbind(dim=1)
+    total = torch.zeros_like(frames[0][..., 0], dtype=torch.float32)
     # Frame by frame: all differences at once would take eight times the memory of the clips.
-    for index in range(1, clip.shape[1]):
-        change = clip[:, index].float() - clip[:, index - 1].float()
+    for earlier, later in pairwise(frames):
+        change = later.float() - earlier.float()
         total += change.abs().mean(dim=-1)
-    mean = total / max(1, clip.shape[1] - 1)
-    return F.adaptive_avg_pool2d(mean[:, None], GRID).flatten(1).log1p()
+    mean = total / max(1, len(frames) - 1)
+    cells = F.adaptive_avg_pool2d(mean[:, None], GRID)
+    return cells.flatten(1).log1p()
