@@ -67,10 +67,19 @@ class Distributed:
             torch.cuda.set_device(self.device)
         if self.world_size > 1:
             timeout = timedelta(seconds=self._timeout_s)
-            if self.device.type == "cuda":
-                dist.init_process_group("nccl", timeout=timeout + timedelta(seconds=NCCL_LATER_S))
-            else:
-                dist.init_process_group("gloo", timeout=timeout)
+            try:
+                if self.device.type == "cuda":
+                    nccl_timeout = timeout + timedelta(seconds=NCCL_LATER_S)
+                    dist.init_process_group("nccl", timeout=nccl_timeout)
+                else:
+                    dist.init_process_group("gloo", timeout=timeout)
+            except dist.DistError as error:
+                # Its other lines are a stack of C++.
+                reason = str(error).partition("\n")[0]
+                place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                raise PeerLostError(
+                    f"the ranks of this run do not meet at {place} ({reason}): start it again"
+                ) from error
             _store().set(f"host of {self.rank}", socket.gethostname())
             # Values of the host are exchanged without the GPU, whose queue they would wait for.
             group = dist.new_group(backend="gloo", timeout=timeout)

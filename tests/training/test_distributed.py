@@ -1,5 +1,6 @@
 """Ranks of which one is missing, without processes; tests with processes are in test_ranks.py."""
 
+import socket
 import threading
 
 import pytest
@@ -42,6 +43,20 @@ def test_processes_of_srun_that_do_not_know_each_other_are_refused(
     # As launch/slurm.sbatch starts them.
     monkeypatch.setenv("RANK", "3")
     assert Distributed("cpu").rank == 3
+
+
+def test_ranks_that_do_not_meet_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("MASTER_PORT", port)
+        message = f"do not meet at 127.0.0.1:{port} .*in use"
+        with pytest.raises(PeerLostError, match=message) as failure, Distributed("cpu", 10):
+            pass
+    assert "\n" not in str(failure.value)
 
 
 def test_a_single_rank_answers_when_it_is_asked() -> None:
