@@ -26,12 +26,14 @@ pytestmark = [
 
 @contextmanager
 def start_node(name: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a node of one core in a process group of its own, and kill it after the block."""
+    """Start a node of one core in a session of its own, and kill it after the block."""
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", *options, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--block"]
-    with (folder / f"{name}.log").open("wb") as log:
+    log_file = folder / f"{name}.log"
+    with log_file.open("wb") as log:
         node = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
+        assert wait_for(lambda: b"Ray runtime started" in log_file.read_bytes(), 120)
         yield node
     finally:
         kill(node)
@@ -56,6 +58,8 @@ def test_a_node_that_dies_costs_its_jobs_a_repetition(
     size = ["--size=256", "--num-frames=128"]
     synthetic_videos.main([str(videos), f"--num-videos={NUM_VIDEOS}", *size])
     assert make(videos, tmp_path / "one").wait(300) == 0
+    # Otherwise nodes need a token that the head has made.
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     join = f"--address=127.0.0.1:{PORT}"
     head = ("--head", f"--port={PORT}", "--include-dashboard=false")
     with (
@@ -63,9 +67,6 @@ def test_a_node_that_dies_costs_its_jobs_a_repetition(
         start_node("second", tmp_path, join),
         start_node("third", tmp_path, join) as third,
     ):
-        for name in ("head", "second", "third"):
-            log = tmp_path / f"{name}.log"
-            assert wait_for(lambda log=log: b"Ray runtime started" in log.read_bytes(), 120)
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
         process = make(videos, tmp_path / "many", "--engine=ray")
         work = tmp_path / "many/.work"

@@ -29,7 +29,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield slurm
 
 
-def submit(slurm: Slurm, run: Path, shards: Path, *options: str) -> str:
+def submit(
+    slurm: Slurm, run: Path, shards: Path, *options: str, python: Path = Path(sys.executable)
+) -> str:
     """Submit a run of two ranks on each of two nodes, and return the job's number."""
     keys = [*TINY, f"data.shards={shards}", f"run={run}", f"steps={STEPS}", "timeout_s=60"]
     keys += ["checkpoint_every=1000", "batch_size=2", "global_batch=8", "data.prefetch=1"]
@@ -44,7 +46,7 @@ def submit(slurm: Slurm, run: Path, shards: Path, *options: str) -> str:
         str(ROOT / "launch/slurm.sbatch"),
         *keys,
         RANKS_PER_NODE="2",
-        PATH=f"{Path(sys.executable).parent}:{slurm.environment['PATH']}",
+        PATH=f"{python.parent}:{slurm.environment['PATH']}",
     )
 
 
@@ -91,10 +93,22 @@ def test_what_was_stopped_by_hand_is_resumed_by_hand(
     assert_same(run, undisturbed)
 
 
-def test_a_time_limit_before_the_first_step_is_said(slurm: Slurm, synthetic_shards: Path) -> None:
+# Stands for a rank that is still starting when it is signaled.
+STARTING = """#!/bin/sh
+trap 'exit 130' TERM
+for second in $(seq 600); do sleep 1; done
+"""
+
+
+def test_a_time_limit_before_the_first_step_is_said(
+    slurm: Slurm, synthetic_shards: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(STARTING)
+    program.chmod(0o755)
     run = slurm.folder / "short"
-    # The warning comes when the job has begun.
-    job = submit(slurm, run, synthetic_shards, "--time=2", "--signal=B:USR1@119")
+    options = ["--time=2", "--signal=B:USR1@100"]
+    job = submit(slurm, run, synthetic_shards, *options, python=program)
     ended = slurm.wait(job, ENDS_WITHIN_S)
     assert (ended["JobState"], ended["Restarts"]) == ("FAILED", "0")
     assert "raise --time" in Path(f"{run}-{job}.log").read_text(errors="replace")
