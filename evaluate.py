@@ -109,9 +109,10 @@ from adamae.common.csv_files import write_csv
 from adamae.common.devices import explain_out_of_memory
 from adamae.common.logging import format_duration, log
 from adamae.figures.confusion import plot_confusion
-from adamae.model.classifier import load_classifier
+from adamae.model.classifier import ProbeHead, VideoClassifier, load_classifier
 from adamae.model.encoders.open_encoder import open_encoder
 from adamae.model.encoders.own import OwnEncoder
+from adamae.model.encoders.probe import load_head, load_probe
 from adamae.model.weights import pretrained
 from adamae.model.weights.find_weights import find_file, run_of
 from adamae.model.weights.pretrained import Weights
@@ -143,12 +144,18 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
     with Distributed(config.device) as dist:
         dataset = ShardDataset.open(config.data)
         # Weights of other projects do not say how many frames a clip has.
-        weights = pretrained.load(file, config.model.num_frames)
+        head = load_head(file)
+        weights = head or pretrained.load(file, config.model.num_frames)
         shape = weights.config
         if options.config is not None:
             num_frames = config.model.num_frames
             shape = replace(shape, num_frames=num_frames, image_size=config.model.image_size)
-        model = load_classifier(weights.state, shape).to(dist.device)
+        model: VideoClassifier | ProbeHead
+        if head is None:
+            model = load_classifier(weights.state, shape)
+        else:
+            model = load_probe(file, head, shape, config.precision)
+        model.to(dist.device)
         multi_label = match_classes(weights, model, dataset)
         trained_on = None
         if run is not None:
@@ -174,7 +181,8 @@ def evaluate_classifier(options: argparse.Namespace) -> None:
             log_scores(results, f", in {format_duration(time.perf_counter() - started)}")
             if "per_group" in results:
                 log(describe_groups(results["per_group"]))
-            if run is not None:
+            # Of a probe whose encoder is in files of its own, there is nothing to export.
+            if run is not None and head is None:
                 log_next(command_line("export", "export", run, run / "export"))
 
 

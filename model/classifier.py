@@ -11,7 +11,7 @@ from adamae.model.blocks import LayerNorm, initialize
 from adamae.model.casting import Linear
 from adamae.model.channels import Clip
 from adamae.model.config import ModelConfig
-from adamae.model.encoder import Encoder, encode
+from adamae.model.encoder import Encoder, Features, encode
 from adamae.model.state_dict import load_weights
 from adamae.model.tokenizer import Tokenizer
 
@@ -49,7 +49,32 @@ class VideoClassifier(nn.Module):
         load_weights(self, state_dict, ("tokenizer.", "encoder.blocks."))
 
 
-class Probe(nn.Module):
+class ProbeHead(nn.Module):
+    """What is trained of a probe: a linear layer on a clip's vector, or attentive pooling first."""
+
+    def __init__(self, width: int, num_heads: int, num_classes: int, kind: Kind) -> None:
+        """width, num_heads: of the frozen encoder's tokens, and of the attention over them."""
+        super().__init__()
+        self.pool: nn.Module | None = None
+        if kind == "attentive":
+            # timm takes seconds to import.
+            from timm.layers import AttentionPoolLatent
+
+            self.pool = AttentionPoolLatent(width, num_heads=num_heads)
+        # The features of a masked autoencoder differ much in scale. Without learned weights here,
+        # the layer stays linear (He et al. 2022, A.1).
+        self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
+        self.head = Linear(width, num_classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    def classify(self, features: Features) -> Float[Tensor, "B classes"]:
+        """Compute the logits of all classes from an encoder's features."""
+        pooled = features.pooled if self.pool is None else self.pool(features.tokens)
+        return self.head(self.norm(pooled))
+
+
+class Probe(ProbeHead):
     """A linear layer on the mean of a frozen encoder's tokens, or attentive pooling.
 
     Only `pool` and `head` are trained; the encoder keeps the LayerNorm that it was pre-trained
@@ -57,23 +82,11 @@ class Probe(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, num_classes: int, kind: Kind) -> None:
-        super().__init__()
-        width = config.dimensions.encoder_width
+        dimensions = config.dimensions
+        super().__init__(dimensions.encoder_width, dimensions.encoder_heads, num_classes, kind)
         self.config = config
         self.tokenizer = Tokenizer(config).requires_grad_(False)
         self.encoder = Encoder(config).requires_grad_(False)
-        self.pool: nn.Module | None = None
-        if kind == "attentive":
-            # timm takes seconds to import.
-            from timm.layers import AttentionPoolLatent
-
-            self.pool = AttentionPoolLatent(width, num_heads=config.dimensions.encoder_heads)
-        # The features of a masked autoencoder differ much in scale. Without learned weights here,
-        # the layer stays linear (He et al. 2022, A.1).
-        self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
-        self.head = Linear(width, num_classes)
-        nn.init.trunc_normal_(self.head.weight, std=0.01)
-        nn.init.zeros_(self.head.bias)
 
     def train(self, mode: bool = True) -> "Probe":
         """Leave the encoder in evaluation mode."""
@@ -85,8 +98,7 @@ class Probe(nn.Module):
         """Compute the logits of all classes; gradients reach `pool` and `head`."""
         with torch.no_grad():
             features = encode(self, clip)
-        pooled = features.pooled if self.pool is None else self.pool(features.tokens)
-        return self.head(self.norm(pooled))
+        return self.classify(features)
 
     def load_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Load a pre-trained tokenizer and encoder; raise InputError unless they fit."""

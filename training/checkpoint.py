@@ -135,8 +135,8 @@ def check_checkpoint(checkpoint: Path, expected: TrainState) -> None:
         " any number of ranks",
         "dataset": "was trained on other shards than data.shards: set it to the same dataset,"
         " which may have moved",
-        "target": "was trained on another teacher than model.teacher: set it to the same weights,"
-        " which may have moved",
+        "target": "was trained on another teacher than model.teacher, or another encoder than"
+        " init_from: set it to the same weights, which may have moved",
         "fingerprint": f"is deterministic and was computed on {state.fingerprint}; now it would be"
         f" on {expected.fingerprint}: restore what differs",
     }

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
 from adamae.common.logging import log
 from adamae.model.config import ModelConfig
@@ -39,7 +40,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
     config = parse(arguments)
     if not config.init_from:
         return config
-    source_model, source_rate = _read_source(config)
+    source_model, source_rate = _read_source(config, options)
     model = {name: getattr(source_model, name) for name in _list_inherited(config, options)}
     rate = {} if _has_own_rate(config.data, options) else source_rate
     changes = []
@@ -56,7 +57,9 @@ def load_config(arguments: list[str]) -> TrainConfig:
     return replace(config, model=replace(config.model, **model), data=replace(config.data, **rate))
 
 
-def _read_source(config: TrainConfig) -> tuple[ModelConfig, dict[str, Any]]:
+def _read_source(
+    config: TrainConfig, options: dict[str, str]
+) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the configuration of the model that a run starts from, and the rate of its frames.
 
     The rate is data.frame_stride or data.fps, by name.
@@ -74,8 +77,38 @@ def _read_source(config: TrainConfig) -> tuple[ModelConfig, dict[str, Any]]:
     own_run = _find_run(config.run)
     if own_run is not None:
         return config_of_run(own_run), rate_of_run(own_run)
+    if config.task.endswith("_probe"):
+        # transformers and timm, which other tasks do not need.
+        from adamae.model.encoders.probe import is_other_encoder
+
+        if is_other_encoder(config.init_from):
+            return _read_other_encoder(config, options)
     source = local_run(config.init_from)
     return read_config(source, like=config.model), trained_rate(source)
+
+
+def _read_other_encoder(
+    config: TrainConfig, options: dict[str, str]
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read clips and rate of an encoder of another architecture, which a probe is trained on.
+
+    Raise InputError if the command line sets more of the model than the shape of clips.
+    """
+    from adamae.model.encoders.open_encoder import open_encoder
+    from adamae.model.encoders.probe import describe_clips
+
+    shape: dict[str, Any] = {}
+    for option in options:
+        name = option.removeprefix("--model.")
+        if name in ("num_frames", "image_size"):
+            shape[name] = getattr(config.model, name)
+        elif name != option:
+            raise InputError(
+                f"model.{name} changes nothing with the encoder {config.init_from}: a probe of it"
+                " takes model.num_frames and model.image_size"
+            )
+    encoder = open_encoder(config.init_from, **shape)
+    return describe_clips(config.model, encoder), encoder.frame_rate or {}
 
 
 def _has_own_rate(data: DataConfig, options: dict[str, str]) -> bool:

@@ -84,7 +84,8 @@ def warn_of_scale(config: TrainConfig, num_videos: int, device: torch.device) ->
     """Return a warning of a model too large for a CPU, and one of too few videos for it."""
     size = config.model.size
     warnings = []
-    if device.type == "cpu" and size != "tiny":
+    # A probe's encoder may have another architecture, and a size of its own.
+    if device.type == "cpu" and size != "tiny" and not config.task.endswith("_probe"):
         warnings.append(
             f"WARNING: a model of size {size} may take weeks without a GPU: on a CPU, start with"
             " --config configs/demo.yaml (size tiny, 48 pixels), which takes minutes"

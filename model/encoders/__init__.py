@@ -10,6 +10,7 @@
 | images | makes an encoder of clips of an image model, frame by frame |
 | transformers_images, timm_images | adapt image models of transformers and timm |
 | transformers_models, folders | load models from the folders of these libraries |
+| probe | trains a classifier on an encoder of another architecture, in train.py |
 | teacher | lets a student learn the features of an encoder |
 | normalization | rescales and normalizes frames as each model was trained |
 """

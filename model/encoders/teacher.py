@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from adamae.common import devices
 from adamae.common.atomic_io import hash_file
+from adamae.common.devices import Precision
 from adamae.common.errors import InputError
 from adamae.model.config import ModelConfig
+from adamae.model.encoder import Features
 from adamae.model.encoders.encoder import Encoder
 from adamae.model.encoders.images import FrameEncoder
 from adamae.model.encoders.open_encoder import (
@@ -29,27 +31,39 @@ class Teacher:
     where the clips are; parameters are kept in bf16 where the device multiplies bf16.
     """
 
-    def __init__(self, encoder: Encoder, frame_step: int = 1) -> None:
+    def __init__(
+        self, encoder: Encoder, frame_step: int = 1, precision: Precision = "bf16"
+    ) -> None:
         """frame_step: the encoder sees every so many frames of a clip."""
         self.encoder = encoder
         self.frame_step = frame_step
+        self.precision = precision
         self.width = encoder.dim
         self.move_to(next(encoder.parameters()).device)
 
-    @torch.no_grad()
+    def __deepcopy__(self, memo: object) -> "Teacher":
+        """Return the same teacher: copies of a model, such as its average, share it."""
+        return self
+
     def __call__(self, clip: UInt8[Tensor, "B T H W C"]) -> Float[Tensor, "B t h w D"]:
         """Compute the features of clips, in fp32 or bf16, on the teacher's own grid."""
+        return self.encode(clip).tokens.unflatten(1, self.encoder.grid)
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def encode(self, clip: UInt8[Tensor, "B T H W C"]) -> Features:
+        """Compute the tokens of clips, and one vector per clip, in fp32 or bf16."""
         if clip.device != self.device:
             self.move_to(clip.device)
         frames = scale_frames(clip[:, :: self.frame_step], self.encoder.image_size)
         is_bf16 = self.dtype == torch.bfloat16
         with torch.autocast(clip.device.type, torch.bfloat16, enabled=is_bf16):
-            return self.encoder.tokens(frames).unflatten(1, self.encoder.grid)
+            return self.encoder(frames)
 
     def move_to(self, device: torch.device) -> None:
         """Move the encoder to a device, with parameters of the type that is multiplied there."""
         self.device = device
-        is_bf16 = devices.choose_precision(device, "bf16") == "bf16"
+        is_bf16 = devices.choose_precision(device, self.precision) == "bf16"
         self.dtype = torch.bfloat16 if is_bf16 else torch.float32
         for module in self.encoder.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -104,5 +118,10 @@ def hash_teacher(config: ModelConfig) -> str:
     """Hash a teacher's weights and what describes them, but not its path; return "" for none."""
     if not config.teacher:
         return ""
-    hashes = "".join(map(hash_file, list_files(find_encoder(config.teacher))))
+    return hash_encoder(config.teacher)
+
+
+def hash_encoder(spec: str) -> str:
+    """Hash the files that an encoder is read from."""
+    hashes = "".join(map(hash_file, list_files(find_encoder(spec))))
     return hashlib.sha256(hashes.encode()).hexdigest()

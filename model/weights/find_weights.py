@@ -29,9 +29,9 @@ def find_file(path: str | Path) -> Path:
     kind = name_other_model(path)
     if kind:
         raise InputError(
-            f"{path} is {kind}: its features are for extract_features.py, compare.py, search.py and"
-            " model.teacher; what is trained, shown or exported here are weights of this project or"
-            " of VideoMAE"
+            f"{path} is {kind}: its features are for extract_features.py, compare.py, search.py,"
+            " probes and model.teacher; what is trained, shown or exported here are weights of this"
+            " project or of VideoMAE"
         )
     for folder in ("", "checkpoints/step-*/"):
         for name in FILE_NAMES:

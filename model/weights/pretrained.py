@@ -28,6 +28,9 @@ from adamae.model.weights.tensor_files import (
     save_tensors,
 )
 
+# In the metadata of a probe whose encoder has its own architecture, and is in files of its own.
+ENCODER = "encoder"
+
 
 class Weights(NamedTuple):
     """Weights in the layout of this project, and what is known of their model."""
@@ -53,6 +56,12 @@ def load(path: str | Path, num_frames: int = 16, like: ModelConfig | None = None
     """
     file = find_file(path)
     state, metadata = read_state_dict(file)
+    if ENCODER in metadata:
+        source = read_json(metadata[ENCODER], file, dict[str, str])["source"]
+        raise InputError(
+            f"{file} is the head of a probe, whose encoder is {source}: evaluate.py takes the"
+            f" probe, and other commands take {source}"
+        )
     state = to_own_layout(state, file)
     classes = read_json(metadata.get("classes", "[]"), file, list[str])
     num_outputs = len(state.get("head.weight", classes))
@@ -127,7 +136,8 @@ def make_metadata(config: ModelConfig, **facts: Any) -> dict[str, str]:
 
     facts: of a classifier, `classes` (their names by id) and `multi_label` (whether it decides
     about each by itself); of a run's best classifier, `scores`, with its step; of weights that
-    leave their run, `rate`, which is their `trained_rate`. What is empty or False is left out.
+    leave their run, `rate`, which is their `trained_rate`; of a probe without its encoder,
+    `encoder`, where that is. What is empty or False is left out.
     """
     metadata = {"format": "pt", "model_config": json.dumps(asdict(config))}
     for name, value in facts.items():

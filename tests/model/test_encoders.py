@@ -253,7 +253,7 @@ def test_other_models_are_not_read_as_weights_of_this_project(dinov2: Path, tmp_
     with pytest.raises(InputError, match=r"is a dinov2 of transformers: its features are for"):
         load_encoder(dinov2)
     (tmp_path / "config.json").write_text('{"architecture": "resnet50"}')
-    arguments = [f"init_from={tmp_path}", "data.shards=shards", "task=attentive_probe"]
+    arguments = [f"init_from={tmp_path}", "data.shards=shards", "task=finetune"]
     with pytest.raises(InputError, match=r"is a resnet50 of timm: .*extract_features\.py, compare"):
         load_config(arguments)
 

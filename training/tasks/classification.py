@@ -15,6 +15,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adamae.common.errors import InputError
 from adamae.model.classifier import Probe, VideoClassifier
+from adamae.model.encoders.probe import (
+    EncoderProbe,
+    describe_encoder,
+    is_other_encoder,
+    make_probe,
+)
 from adamae.model.weights import pretrained
 from adamae.model.weights.warm_start import adapt_weights, check_encoder
 from adamae.pipeline.loader import Batch
@@ -60,7 +66,7 @@ class Classification(Task):
                     f"batch_size is {config.batch_size}, and mixup and cutmix mix clips in pairs:"
                     " set an even number, or finetune.mixup=0 finetune.cutmix=0"
                 )
-        self.model: VideoClassifier | Probe = self._make_model().to(dist.device)
+        self.model: VideoClassifier | Probe | EncoderProbe = self._make_model().to(dist.device)
         self.average: AveragedModel | None = None
         if config.finetune.ema_decay is not None:
             average_weights = get_ema_multi_avg_fn(config.finetune.ema_decay)
@@ -68,15 +74,22 @@ class Classification(Task):
             # At 0, the first update would copy the weights instead of averaging, also of a resumed
             # run, whose checkpoint has the average but not this counter.
             self.average.n_averaged.fill_(1)
+        encoder: dict[str, str] = {}
+        if isinstance(self.model, EncoderProbe):
+            encoder = describe_encoder(config.init_from)
+            self.target_digest = encoder["sha256"]
         self.metadata = pretrained.make_metadata(
-            config.model, classes=self.classes, multi_label=self.multi_label
+            config.model, classes=self.classes, multi_label=self.multi_label, encoder=encoder
         )
 
-    def _make_model(self) -> VideoClassifier | Probe:
+    def _make_model(self) -> VideoClassifier | Probe | EncoderProbe:
         num_classes = len(self.classes)
         if self.config.task == "finetune":
             return VideoClassifier(self.config.model, num_classes, self.config.finetune.drop_path)
         kind: Any = self.config.task.removesuffix("_probe")
+        source = self.config.init_from
+        if is_other_encoder(source):
+            return make_probe(source, self.config.model, num_classes, kind, self.config.precision)
         return Probe(self.config.model, num_classes, kind)
 
     @property
@@ -110,7 +123,8 @@ class Classification(Task):
         )
 
     def init_weights(self, source: str) -> None:
-        if source:
+        # The encoder of another architecture has its weights since it was opened.
+        if source and not isinstance(self.model, EncoderProbe):
             weights = pretrained.load(local_run(source), like=self.config.model)
             check_encoder(self.config.model, weights.config, source)
             encoder = adapt_weights(weights.state, weights.config, self.config.model)
