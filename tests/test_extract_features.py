@@ -321,7 +321,7 @@ def test_webdataset_reads_tars_of_many_videos(
         sample = samples[metadata["key"]]
         for name, values in load_file(file).items():
             torch.testing.assert_close(torch.from_numpy(sample[f"{name}.npy"]), values)
-        metadata.pop("crc32")
+        metadata.pop("xxh3")
         assert {name: str(sample["json"][name]) for name in metadata} == metadata
     vectors_of_tars = read_vectors(tmp_path / "tars")
     torch.testing.assert_close(read_vectors(tmp_path / "files"), vectors_of_tars)
@@ -499,7 +499,7 @@ def test_parquet_files_are_one_table(videos: Path, weights: Path, tmp_path: Path
     rows = dataset.dataset(sorted((tmp_path / "parquet").rglob("*.parquet"))).to_table().to_pylist()
     for file in sorted((tmp_path / "safetensors").rglob("*.safetensors")):
         metadata = read_metadata(file)
-        metadata.pop("crc32")
+        metadata.pop("xxh3")
         columns = {}
         for name in rows[0]:
             columns[name] = [row[name] for row in rows if row["key"] == metadata["key"]]
@@ -559,7 +559,7 @@ def test_segments_are_the_same_from_a_list_and_from_shards(
     assert episodes == {"t=0.3,2": "7", "t=0.375,2.5": "8", "": "x"}
     for segment, (metadata, values) in of_list.items():
         shard_metadata, shard_values = of_shards[segment]
-        varying = {"key": "", "crc32": ""}
+        varying = {"key": "", "xxh3": ""}
         assert shard_metadata | varying == metadata | varying
         # 0.3 s is rounded up to the next frame at 8 fps.
         offset = 0.375 if segment else 0
