@@ -6,23 +6,52 @@ compares all files with their hashes and decodes every video. Exits with 1 if an
 """
 
 import argparse
+from collections.abc import Sequence
+
+from adamae.common.arguments import ArgumentParser, between
+from adamae.common.cpus import count_cpus
+from adamae.common.errors import InputError, parse_early, run_command
+from adamae.common.locations import local_path
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = ArgumentParser(__doc__)
+    parser.add_argument("folder", type=local_path, help="folder of shards")
+    parser.add_argument(
+        "--decode",
+        type=between(0),
+        metavar="N",
+        help="decode N random videos (default: all of them)",
+    )
+    parser.add_argument(
+        "--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)"
+    )
+    parser.add_argument(
+        "--timeout", type=between(1), default=900, help="seconds per video (default 900)"
+    )
+    parser.add_argument(
+        "--rewrite-tables",
+        action="store_true",
+        help="first rewrite the tables from the samples.jsonl of the shards",
+    )
+    return parser.parse_args(arguments)
+
+
+# Mistakes and --help are answered here, before the imports that take a second.
+if __name__ == "__main__":
+    OPTIONS = parse_early(parse_arguments)
+
 import hashlib
 import json
 import math
 import random
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from adamae.common.errors import InputError, run_command
-from adamae.common.locations import local_path
-
-# isort: split
 import av
 
-from adamae.common.arguments import ArgumentParser, between
 from adamae.common.atomic_io import hash_file
-from adamae.common.cpus import count_cpus
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
 from adamae.pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo
@@ -126,31 +155,12 @@ def check_video(video: Video) -> str:
     return "; ".join(differences)
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = ArgumentParser(__doc__)
-    parser.add_argument("folder", type=local_path, help="folder of shards")
-    parser.add_argument(
-        "--decode",
-        type=between(0),
-        metavar="N",
-        help="decode N random videos (default: all of them)",
-    )
-    parser.add_argument(
-        "--workers", type=between(1), default=count_cpus(), help="processes (default: one per core)"
-    )
-    parser.add_argument(
-        "--timeout", type=between(1), default=900, help="seconds per video (default 900)"
-    )
-    parser.add_argument(
-        "--rewrite-tables",
-        action="store_true",
-        help="first rewrite the tables from the samples.jsonl of the shards",
-    )
-    return parser.parse_args(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Check shards as a command line says; return the exit code."""
+    return check_dataset(parse_arguments(arguments))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = parse_arguments(arguments)
+def check_dataset(parsed: argparse.Namespace) -> int:
     folder: Path = parsed.folder
     if parsed.rewrite_tables:
         with explain_full_disk(), lock_folder(folder):
@@ -178,4 +188,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(lambda: check_dataset(OPTIONS))

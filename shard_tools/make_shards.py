@@ -10,51 +10,21 @@ INPUT.
 """
 
 import argparse
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
-from itertools import combinations, islice
-from pathlib import Path
 
 from adamae.common.arguments import ArgumentParser, between, parse_part
-from adamae.common.commands import PUBLISHED, command_line, log_next
 from adamae.common.cpus import count_cpus
-from adamae.common.errors import InputError, run_command
+from adamae.common.errors import InputError, parse_early, run_command
 from adamae.common.locations import is_remote, local_path
-from adamae.common.logging import log, printable
-from adamae.common.progress import progress_bar
-from adamae.pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
-from adamae.shard_tools.build import Build, list_sources, read_rejects
-from adamae.shard_tools.inputs import (
-    ItemStore,
-    LabelMap,
-    ListOptions,
-    Skipped,
-    assign_class_ids,
-    read_inputs,
-    read_label_map,
-)
-from adamae.shard_tools.inputs.class_folders import GROUPS
-from adamae.shard_tools.inputs.reading import Reading
-from adamae.shard_tools.plan import warn_of_headers
 from adamae.shard_tools.settings import COPY, ENCODING, PURPOSES, Settings
-from adamae.shard_tools.splits import parse_group_by, warn_of_shared
-from adamae.shard_tools.temp_table import explain_full_disk
-from adamae.shard_tools.work import process_job
 from adamae.shard_tools.workers import ENGINES
-from adamae.shard_tools.write import write_splits_card
 
-# The split that --hold-out makes beside "train".
-VALIDATION = "validation"
-# Rejects that are printed; all are in rejected.jsonl.
-NUM_PRINTED = 10
 # Much longer times overflow the timer of a job (signal.setitimer).
 MAX_TIMEOUT_S = 1e9
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = ArgumentParser(__doc__)
     parser.add_argument("input", help="folder, list, tar, URL, or - for a list on stdin")
     parser.add_argument("output", help="folder for the dataset")
@@ -180,6 +150,44 @@ def _parse_split(text: str) -> tuple[str, str]:
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text} is not like train=train.csv")
     return name, source
+
+
+# Mistakes and --help are answered here, before the imports that take a second.
+if __name__ == "__main__":
+    OPTIONS = parse_early(parse_arguments)
+
+import re
+import sys
+from functools import partial
+from itertools import combinations, islice
+from pathlib import Path
+
+from adamae.common.commands import PUBLISHED, command_line, log_next
+from adamae.common.logging import log, printable
+from adamae.common.progress import progress_bar
+from adamae.pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
+from adamae.shard_tools.build import Build, list_sources, read_rejects
+from adamae.shard_tools.inputs import (
+    ItemStore,
+    LabelMap,
+    ListOptions,
+    Skipped,
+    assign_class_ids,
+    read_inputs,
+    read_label_map,
+)
+from adamae.shard_tools.inputs.class_folders import GROUPS
+from adamae.shard_tools.inputs.reading import Reading
+from adamae.shard_tools.plan import warn_of_headers
+from adamae.shard_tools.splits import parse_group_by, warn_of_shared
+from adamae.shard_tools.temp_table import explain_full_disk
+from adamae.shard_tools.work import process_job
+from adamae.shard_tools.write import write_splits_card
+
+# The split that --hold-out makes beside "train".
+VALIDATION = "validation"
+# Rejects that are printed; all are in rejected.jsonl.
+NUM_PRINTED = 10
 
 
 def choose_settings(arguments: argparse.Namespace) -> Settings:
@@ -390,8 +398,12 @@ def _log_repeated_files(what: str, groups: list[list[str]]) -> None:
     log(f"{files} under several {what}; all were kept (the first: {names})", sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = parse_arguments(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Make shards as a command line says; return the exit code."""
+    return make_shards(parse_arguments(arguments))
+
+
+def make_shards(parsed: argparse.Namespace) -> int:
     # Contradictions are reported before anything is read.
     settings = choose_settings(parsed)
     require_consistent(parsed)
@@ -450,4 +462,4 @@ def _warn_of_shared_videos(builds: dict[str, Build], how: str | None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, resumable=True)
+    run_command(lambda: make_shards(OPTIONS), resumable=True)

@@ -69,14 +69,21 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+# What the console script does that pip installs.
+CONSOLE_SCRIPT = ["-c", "from adamae.__main__ import main; main()", "search"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "adamae search"])
 def test_ctrl_c_while_a_command_imports_is_one_line(tmp_path: Path, command: str) -> None:
+    words = [f"{ROOT}/{command}.py", *COMMANDS.get(command, [])]
+    if command not in COMMANDS:
+        words = [*CONSOLE_SCRIPT, *COMMANDS["search"]]
     for module in ("torch", "av"):
         (tmp_path / f"{module}.py").write_text(
             "import os, signal, time; os.kill(os.getpid(), 2); time.sleep(60)"
         )
     done = subprocess.run(
-        [sys.executable, f"{ROOT}/{command}.py", *COMMANDS[command]],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         timeout=60,
