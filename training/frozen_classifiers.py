@@ -70,9 +70,10 @@ def split_folds(training: Videos, num_folds: int) -> list[Fold]:
 class RidgePath:
     """Ridge regression on ±1 for each class, for any penalty, of standardized features.
 
-    It predicts what scikit-learn's RidgeClassifier does, 50 times faster than its grid search: one
-    singular value decomposition serves all penalties (Hastie, Tibshirani, Friedman: The Elements of
-    Statistical Learning, equation 3.47).
+    It predicts what scikit-learn's RidgeClassifier does, far faster than its grid search: one
+    decomposition serves all penalties (Hastie, Tibshirani, Friedman: The Elements of Statistical
+    Learning, equation 3.47). It is that of the products of videos or of features, whichever are
+    fewer, which takes a quarter of the time of the features' singular values.
     """
 
     def __init__(self, training: Videos, num_classes: int) -> None:
@@ -84,15 +85,21 @@ class RidgePath:
         self._std = std.where(std > 0, 1)
         target = 2 * F.one_hot(training.labels, num_classes).double() - 1
         self._bias = target.mean(dim=0)
-        u, self._values, self._directions = torch.linalg.svd(
-            self._standardize(features), full_matrices=False
-        )
-        self._projected = u.T @ (target - self._bias)
+        standardized = self._standardize(features)
+        target = target - self._bias
+        if len(standardized) < standardized.shape[1]:
+            self._squares, vectors = torch.linalg.eigh(standardized @ standardized.T)
+            self._directions = vectors.T @ standardized
+            self._projected = vectors.T @ target
+        else:
+            self._squares, vectors = torch.linalg.eigh(standardized.T @ standardized)
+            self._directions = vectors.T
+            self._projected = vectors.T @ (standardized.T @ target)
 
     def predict(self, features: Float[Tensor, "Q D"], penalty: float) -> Int[Tensor, " Q"]:
         """Return the class of each row."""
-        shrunk = self._values / (self._values.square() + penalty)
-        weights = self._directions.T @ (shrunk[:, None] * self._projected)
+        shrunk = self._projected / (self._squares + penalty)[:, None]
+        weights = self._directions.T @ shrunk
         scores = self._standardize(features.double()) @ weights + self._bias
         return scores.argmax(dim=1)
 
@@ -141,8 +148,11 @@ def compute_logits(
     """
     num_queries = len(weights.queries)
     attention = (tokens @ weights.queries.T).softmax(dim=1)
-    parts = tokens.unflatten(2, (num_queries, -1))
-    pooled = torch.einsum("vnm,vnmd->vmd", attention, parts).flatten(1)
+    # Each query pools all channels, of which its own are taken: a product of matrices, which reads
+    # the tokens once, takes less time than eight times fewer multiplications in parts.
+    pooled = attention.mT @ tokens
+    parts = pooled.unflatten(2, (num_queries, -1)).diagonal(dim1=1, dim2=2)
+    pooled = parts.mT.flatten(1)
     return pooled @ weights.weight.T + weights.bias
 
 
