@@ -19,7 +19,9 @@ from torch import Tensor
 from adamae.common.errors import InputError
 from adamae.kernels.patchify import IMAGENET_MEAN, IMAGENET_STD
 from adamae.model.adamae import AdaMAE
+from adamae.model.encoder import Features
 from adamae.model.encoders.encoder import Encoder
+from adamae.model.encoders.images import FrameEncoder
 from adamae.model.encoders.open_encoder import KINDS, open_encoder
 from adamae.model.weights import pretrained
 from adamae.model.weights.load_model import load_encoder
@@ -227,6 +229,28 @@ def test_clips_that_an_encoder_was_not_opened_for(own: Path, dinov2: Path) -> No
         encoder(torch.zeros(1, 8, 32, 48, 3, dtype=torch.uint8))
     with pytest.raises(InputError, match="the clip has 5 channels, and the model takes 3"):
         open_encoder(dinov2, num_frames=1)(torch.zeros(1, 1, 32, 32, 5, dtype=torch.uint8))
+
+
+def test_frames_that_windows_share_are_encoded_once(
+    dinov2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = open_encoder(dinov2, num_frames=4, frames="difference")
+    assert isinstance(encoder, FrameEncoder)
+    video = clip_for(encoder, 2).flatten(0, 1)
+    windows = torch.stack([video[:4], video[2:6], video[4:]])
+    single = [encoder(window[None]) for window in windows]
+    counts = []
+    encode_images = encoder.encode_images
+
+    def count_images(images: Tensor) -> Features:
+        counts.append(len(images))
+        return encode_images(images)
+
+    monkeypatch.setattr(encoder, "encode_images", count_images)
+    together = encoder(windows)
+    assert counts == [8]
+    for name in Features._fields:
+        close(getattr(together, name), torch.cat([getattr(one, name) for one in single]))
 
 
 def test_shapes_that_an_encoder_cannot_take(own: Path, dinov2: Path, tmp_path: Path) -> None:
