@@ -120,6 +120,13 @@ def runs_on(architecture: str, major: int, minor: int) -> bool:
     return is_earlier and (kind == "compute" or is_same_generation)
 
 
+def load_cuda_runtime() -> ctypes.CDLL:
+    """Return the CUDA runtime that PyTorch uses, for functions that PyTorch does not offer."""
+    version = torch.version.cuda or ""
+    major = version.split(".")[0]
+    return ctypes.CDLL(f"libcudart.so.{major}")
+
+
 def to_device(
     numbers: Sequence[float] | Sequence[Sequence[int]] | np.ndarray, device: torch.device
 ) -> Tensor:

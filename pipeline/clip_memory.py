@@ -39,7 +39,7 @@ from jaxtyping import UInt8
 
 from adamae.common.arithmetic import round_up
 from adamae.common.errors import InputError
-from adamae.common.logging import format_bytes
+from adamae.common.logging import format_bytes, log_note
 from adamae.kernels.clip_tables import count_table_bytes, view_tables
 from adamae.pipeline.planning.plan import ClipPlan
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -127,6 +127,7 @@ class ClipMemory:
         self._free: deque[int] = deque()
         # The addresses of page-locked blocks.
         self._pinned: dict[int, int] = {}
+        self._can_pin = True
 
     def fileno(self) -> int:
         return self._file
@@ -140,28 +141,36 @@ class ClipMemory:
         """Return the number of a free block, and its bytes.
 
         The block is the caller's until nothing refers to the array or to a part of it any more.
-        With `pin` it is page-locked, so that copying it to a GPU does not block the host.
+        With `pin` it is page-locked, so that copying it to a GPU does not block the host. If CUDA
+        refuses that once, a note says so, and blocks stay pageable.
 
-        Raise InputError if CUDA refuses that, or if there is no more memory.
+        Raise InputError if there is no more memory.
         """
         number = self._free.popleft() if self._free else len(self._blocks)
         block = self.map_block(number)
-        if pin and number not in self._pinned:
+        if pin and self._can_pin and number not in self._pinned:
             # Once for each block: it stays locked when it is used again.
-            self._pin(block)
-            self._pinned[number] = block.ctypes.data
+            self._pin(number, block)
         weakref.finalize(block, self._free.append, number)
         return number, block
 
-    def _pin(self, block: UInt8[np.ndarray, " bytes"]) -> None:
+    def _pin(self, number: int, block: UInt8[np.ndarray, " bytes"]) -> None:
         import torch
 
+        from adamae.common.devices import load_cuda_runtime
+
         status = int(torch.cuda.cudart().cudaHostRegister(block.ctypes.data, len(block), 0))
-        if status != 0:
-            raise InputError(
-                "CUDA cannot lock shared memory, in which clips come (cudaHostRegister: error"
-                f" {status}): free host memory, or use another driver or virtual machine"
-            )
+        if status == 0:
+            self._pinned[number] = block.ctypes.data
+            return
+        self._can_pin = False
+        # Otherwise the next kernel's launch would report this error as its own.
+        load_cuda_runtime().cudaGetLastError()
+        log_note(
+            f"CUDA cannot lock the loader's shared memory (cudaHostRegister: error {status}):"
+            " uploads block the training process; free host memory, or use another driver or"
+            " virtual machine"
+        )
 
     def map_block(self, number: int) -> UInt8[np.ndarray, " bytes"]:
         """Return the bytes of a block, and make the file longer if it does not reach so far.
