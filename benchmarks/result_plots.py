@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import sqrt
 
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
@@ -12,16 +11,6 @@ from adamae.benchmarks.harness import RESULTS, Row
 
 LOADING = "cpu/pipeline_throughput.json"
 MEMORY = "nvidia-h200/memory_vs_ratio.json"
-FEW_CLIPS = "cpu/few_clips/masking_study.json"
-FEW_CLIPS_BASELINES = "cpu/few_clips/comparison.json"
-# Those of the ten classes of UCF-101 in docs/results.md.
-NUM_TEST_CLIPS = 212
-CHANCE = 0.1
-MEASURES = {
-    "finetune_top1": "fine-tuned",
-    "attentive_probe_top1": "attentive probe",
-    "linear_top1": "linear",
-}
 # The bars. Decoding alone is a line, as nobody can train from it.
 LOADERS = ("adamae", "spdl", "torchcodec", "decord")
 BLUE = "#2471a3"
@@ -113,51 +102,11 @@ def paper_memory_gib(row: Row) -> float | None:
     return row["paper_gb"] * 1e9 / 2**30
 
 
-def plot_few_clips(rows: Sequence[Row], baselines: Sequence[Row]) -> Figure:
-    """Plot the accuracy on clips of unseen people and places, with standard errors over clips."""
-    accuracies = {}
-    for row in baselines:
-        # Chance and the most common class have no features, and so no neighbors.
-        if "knn_top1" in row:
-            accuracies[f"{row['name']}, linear"] = row["linear_top1"]
-    for row in rows:
-        for measure, title in MEASURES.items():
-            if measure in row:
-                accuracies[f"{name_strategy(row['strategy'])}, {title}"] = row[measure]
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    # The binomial standard error: how much another choice of as many test clips would change a bar.
-    # It is 0.034 at an accuracy of 0.5, and says nothing of how seeds differ.
-    errors = {label: sqrt(p * (1 - p) / NUM_TEST_CLIPS) for label, p in accuracies.items()}
-    plot_sorted_bars(axes, accuracies, highlighted="fine-tuned", errors=errors)
-    axes.axvline(CHANCE, color=RED, linestyle="--", label="chance")
-    axes.legend(loc="lower right", fontsize=8)
-    axes.set_xlabel(f"top-1 on {NUM_TEST_CLIPS} clips")
-    return figure
-
-
-def name_strategy(strategy: str) -> str:
-    """Return the label of a strategy.
-
-    "scratch:steps=9000" becomes "from scratch, steps=9000", and "random" becomes "pre-trained,
-    random masks".
-    """
-    masking, _, settings = strategy.partition(":")
-    name = "from scratch" if masking == "scratch" else f"pre-trained, {masking} masks"
-    return f"{name}, {settings}" if settings else name
-
-
-def plot_sorted_bars(
-    axes: Axes,
-    values: Mapping[str, float],
-    highlighted: str,
-    errors: Mapping[str, float] | None = None,
-) -> BarContainer:
+def plot_sorted_bars(axes: Axes, values: Mapping[str, float], highlighted: str) -> BarContainer:
     """Plot horizontal bars, the largest on top; those with `highlighted` in the label are blue."""
     labels = sorted(values, key=values.__getitem__)
     colors = [BLUE if highlighted in label else GRAY for label in labels]
-    error_bars = None if errors is None else [errors[label] for label in labels]
-    return axes.barh(labels, [values[label] for label in labels], xerr=error_bars, color=colors)
+    return axes.barh(labels, [values[label] for label in labels], color=colors)
 
 
 def plot_pretraining_memory() -> Figure:
@@ -172,5 +121,4 @@ def plot_pretraining_memory() -> Figure:
 PLOTS: dict[str, Callable[[], Figure]] = {
     "loading": lambda: plot_loading(read_rows(LOADING)),
     "memory": plot_pretraining_memory,
-    "few_clips": lambda: plot_few_clips(read_rows(FEW_CLIPS), read_rows(FEW_CLIPS_BASELINES)),
 }
