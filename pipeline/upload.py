@@ -59,22 +59,27 @@ def _copy_chunks(
     become bytes 0 to 300 and 300 to 500: what began at byte 400 of the block, the second chunk's
     first one, begins at 300.
     """
-    num_bytes = sum(result.used_bytes for result in results)
+    # Encoded videos stay: DALI uploads them by itself. Few chunks have decoded ones beside them.
+    sizes = []
+    for result in results:
+        num_encoded = sum(len(video.rows) for video in result.encoded.values())
+        sizes.append(0 if num_encoded == len(result.clips) else result.used_bytes)
+    num_bytes = sum(sizes)
     memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     image_starts: dict[int, int] = {}
     target = 0
-    for result in results:
+    for result, size in zip(results, sizes, strict=True):
         source = result.chunk.first * layout.slot_bytes
         # One copy a chunk, of what was used: slots may be several times as large.
-        used = torch.from_numpy(block[source : source + result.used_bytes])
-        memory[target : target + result.used_bytes].copy_(used, non_blocking=True)
+        used = torch.from_numpy(block[source : source + size])
+        memory[target : target + size].copy_(used, non_blocking=True)
         shift = target - source
         for index, clip in enumerate(result.clips, result.chunk.first):
             if clip.image_start is None:
                 offsets[index] += shift
             else:
                 image_starts[index] = clip.image_start + shift
-        target += result.used_bytes
+        target += size
     return memory, image_starts
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from adamae.common.devices import load_cuda_runtime
 from adamae.common.logging import log_note
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.dali_video import BatchInFlight, DecodedVideo, VideoGraphs
@@ -22,6 +23,8 @@ from adamae.pipeline.reading.storage import call_with_timeout
 
 # One graph keeps 14 % of the NVDEC engines of an H100 busy, seven keep 89 % (NVIDIA/DALI#6387).
 GRAPHS_PER_GPU = 8
+# A flag of cudaSetDeviceFlags, from driver_types.h.
+SCHEDULE_BLOCKING_SYNC = 4
 # So many failures in a row, with videos that PyAV decodes, end the use of DALI: each time the
 # graphs are built again, which takes long.
 MAX_FAILURES = 3
@@ -55,7 +58,7 @@ class GpuDecoder:
         self._num_graphs = GRAPHS_PER_GPU if device.type == "cuda" else config.workers
         self._is_enabled = bool(codecs.names)
         self._num_failures = 0
-        # Built when the first batch is fed, and again after an error.
+        # Built here, as it would hold up training later, and again after an error.
         self._graphs: VideoGraphs | None = None
         self._in_flight: dict[int, BatchInFlight] = {}
         # Found while a batch was fed; `take` reports it.
@@ -66,6 +69,10 @@ class GpuDecoder:
         self._wait_for_workers_s = 0.0
         self._wait_for_gpu_s = 0.0
         self._num_batches = 0
+        if self._is_enabled:
+            if device.type == "cuda":
+                block_while_waiting(device)
+            self._build_graphs()
 
     def wants_batch(self, is_idle: bool) -> bool:
         """Return whether the next batch, on which nobody has begun, is this decoder's.
@@ -106,10 +113,18 @@ class GpuDecoder:
             or number in self._in_flight
         ):
             return
+        if self._graphs is None:
+            self._build_graphs()
+        if self._graphs is None:
+            return
         try:
-            if self._graphs is None:
-                self._graphs = VideoGraphs(self._device, self._plan, self._num_graphs)
             self._in_flight[number] = self._graphs.feed(videos, block)
+        except RuntimeError as error:
+            self._error = error
+
+    def _build_graphs(self) -> None:
+        try:
+            self._graphs = VideoGraphs(self._device, self._plan, self._num_graphs)
         except RuntimeError as error:
             self._error = error
 
@@ -128,6 +143,7 @@ class GpuDecoder:
             decoded = self._wait_for(number)
         except (RuntimeError, TimeoutError) as error:
             # What is in flight is fed again, to new graphs.
+            self._graphs = None
             self.reset()
             self._count_failure(error)
             return None
@@ -198,8 +214,9 @@ class GpuDecoder:
             self._in_copy.append((torch.cuda.current_stream(self._device).record_event(), videos))
 
     def reset(self) -> None:
-        """Drop the graphs with all that is in flight."""
-        self._graphs = None
+        """Drop all that is in flight, with the graphs that are at work on it."""
+        if self._in_flight:
+            self._graphs = None
         self._in_flight.clear()
         self._error = None
 
@@ -209,6 +226,19 @@ class GpuDecoder:
         Graphs of other loaders use the same memory pool.
         """
         self.reset()
+        self._graphs = None
         for event, _ in self._in_copy:
             event.synchronize()
         self._in_copy.clear()
+
+
+def block_while_waiting(device: torch.device) -> None:
+    """Have threads that wait for a GPU sleep, and leave their cores to the decode workers.
+
+    Each graph has a thread that waits after every picture. By default it would spin, so eight
+    graphs would keep up to eight cores busy.
+    """
+    with torch.cuda.device(device):
+        status = load_cuda_runtime().cudaSetDeviceFlags(SCHEDULE_BLOCKING_SYNC)
+    if status != 0:
+        log_note(f"DALI's threads keep cores busy while they wait (cudaSetDeviceFlags: {status})")

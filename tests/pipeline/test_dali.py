@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from contextlib import nullcontext
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from loading import CPU, check_first, check_frames, first_batches, open_loader, 
 from made_videos import encode, store, write_shards
 
 from adamae.common.errors import InputError
+from adamae.pipeline import upload
 from adamae.pipeline.config import DataConfig, Decoder
 from adamae.pipeline.decoding import gpu_codecs, gpu_decoder
 from adamae.pipeline.decoding.dali_video import DaliGraph, DecodedVideo
@@ -264,6 +266,8 @@ def test_a_dali_that_always_fails_is_given_up(
         next(failures)
         raise RuntimeError("Critical error in pipeline:\n  dlopen failed")
 
+    # Before that, DALI works: what it decodes is remembered.
+    assert takes(vp9, CPU, config_of())
     monkeypatch.setattr(DaliGraph, method, fail)
     assert check_first(vp9, config_of(), 12)["bad_clips"] == 0
     # Three batches: each is fed once it has been read, while another one is out, and when it is
@@ -271,6 +275,57 @@ def test_a_dali_that_always_fails_is_given_up(
     assert next(failures) <= 9
     message = "'Critical error in pipeline: dlopen failed': PyAV decodes everything from now on"
     assert message in read_note(capfd)
+
+
+def test_graphs_are_built_with_the_loader(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training they would cost a step a second. On a GPU, their threads then wait asleep."""
+    flags: list[int] = []
+
+    def set_flags(flag: int) -> int:
+        flags.append(flag)
+        return 0
+
+    runtime = SimpleNamespace(cudaSetDeviceFlags=set_flags)
+    monkeypatch.setattr(gpu_decoder, "load_cuda_runtime", lambda: runtime)
+    monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
+    built: list[tuple[torch.device, list[int]]] = []
+
+    class Graphs:
+        def __init__(self, device: torch.device, *_: object) -> None:
+            built.append((device, list(flags)))
+
+    monkeypatch.setattr(gpu_decoder, "VideoGraphs", Graphs)
+    config = config_of(decoder="auto")
+    for device in (CPU, CUDA):
+        decoder = GpuDecoder(
+            device, plan_of(vp9, config), config, GpuCodecs(frozenset({"vp9"})), Counter()
+        )
+        # As every iteration over the batches begins.
+        decoder.reset()
+    assert built == [(CPU, []), (CUDA, [gpu_decoder.SCHEDULE_BLOCKING_SYNC])]
+
+
+def test_encoded_videos_are_not_uploaded(
+    vp9: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DALI does that by itself; clips are the same with planes being uploaded beside them."""
+    sizes = []
+
+    def copy_chunks(*arguments: Any) -> Any:
+        memory, image_starts = copy(*arguments)
+        sizes.append(len(memory))
+        return memory, image_starts
+
+    copy = upload._copy_chunks
+    monkeypatch.setattr(upload, "_copy_chunks", copy_chunks)
+    config = config_of()
+    plan = plan_of(vp9, config)
+    with ClipLoader(vp9, plan, CPU, config, None, upload_planes=True) as loader:
+        batches = list(islice(loader.batches(0), 3))
+    check_frames(batches, plan, vp9)
+    assert sizes == [0, 0, 0]
 
 
 def test_memory_of_dali_is_kept_until_it_has_been_copied(
