@@ -27,8 +27,9 @@ pytestmark = [
 @contextmanager
 def start_node(name: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a node of one core in a session of its own, and kill it after the block."""
-    ray = Path(sys.executable).with_name("ray")
-    command = [ray, "start", *options, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--block"]
+    # The command `ray` lies elsewhere if Ray belongs to another environment that this one uses.
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    command = [*ray, "start", *options, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--block"]
     log_file = folder / f"{name}.log"
     with log_file.open("wb") as log:
         node = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
