@@ -16,6 +16,7 @@ from adamae.common.progress import progress_bar
 from adamae.pipeline.loader import Batch, ClipLoader
 from adamae.pipeline.planning.plan import EvaluationPlan
 from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.pipeline.shards.format import UNLABELED
 from adamae.training.config import TrainConfig
 from adamae.training.distributed import Distributed, sum_over_ranks
 from adamae.training.measures import find_majority, identify_videos
@@ -201,10 +202,14 @@ class Evaluator:
 
 
 def read_labels(
-    dataset: ShardDataset, samples: Sequence[int] | slice = slice(None)
+    dataset: ShardDataset, samples: Sequence[int] | None = None
 ) -> Int[Tensor, " samples"]:
-    """Return the class numbers of samples, by default of all."""
-    return torch.from_numpy(dataset.column("label")[samples].astype(np.int64))
+    """Return the class numbers of samples, by default of all; -1 without one label."""
+    if samples is None:
+        return torch.from_numpy(dataset.column("label").astype(np.int64))
+    # Of a large dataset, few samples are looked at.
+    labels = [dataset.samples[sample].label for sample in samples]
+    return torch.tensor([UNLABELED if label is None else label for label in labels])
 
 
 def average_precision(scores: Float[np.ndarray, " V"], is_true: Bool[np.ndarray, " V"]) -> float:

@@ -17,7 +17,7 @@ from adamae.training.config import TrainConfig
 from adamae.training.held_out import has_same_classes
 
 # So many videos of a dataset are looked at; shards hold them in random order.
-MAX_CHECKED = 2**20
+MAX_CHECKED = 2**18
 # So many sources are compared: they are read from JSON, 16,384 in 0.4 s.
 MAX_SOURCES = 2**14
 # From docs/training.md, "How many videos you have": by size, to pre-train from scratch.

@@ -10,6 +10,7 @@ sent to any worker, again and again.
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import count
@@ -87,6 +88,8 @@ class DecodeWorker:
         # The first batch whose shards have not been looked at, and the shards of those before it.
         self._next_batch = 0
         self._seen_shards: set[int] = set()
+        # Shards whose lists of samples have been asked for.
+        self._seen_indexes: set[int] = set()
 
     def read_ahead(self, chunk: Chunk) -> None:
         """Begin to read a chunk's videos and later batches' shards from object storage."""
@@ -95,11 +98,25 @@ class DecodeWorker:
         self._download_ahead(chunk.batch)
         positions = self._plan.positions(chunk.batch)
         crops = self._plan.crops_per_decode
-        for index in range(chunk.first, chunk.first + chunk.num_clips, crops):
+        indices = range(chunk.first, chunk.first + chunk.num_clips, crops)
+        samples = self._plan.samples(chunk.batch)
+        if not self._fetch_indexes([samples[index // crops] for index in indices]):
+            # Whoever needs the shard meets the error again.
+            return
+        for index in indices:
             row = self._plan.row(positions[index])
             if (row.sample, row.frames) not in self._reads:
                 read = self._read_threads.submit(self._dataset.read_clip, row.sample, row.frames)
                 self._reads[row.sample, row.frames] = read
+
+    def _fetch_indexes(self, samples: Sequence[int]) -> bool:
+        """Read the lists of these samples' shards, several at once; return whether all came."""
+        shards = {int(self._dataset.shard_of(sample)) for sample in samples} - self._seen_indexes
+        reads = [self._read_threads.submit(self._dataset.fetch_index, shard) for shard in shards]
+        while wait(reads, self._setup.config.decode_timeout_s / SIGNS_PER_TIMEOUT).not_done:
+            self._connection.send(None)
+        self._seen_indexes |= shards
+        return all(read.exception() is None for read in reads)
 
     def _download_ahead(self, batch: int) -> None:
         """Begin to download this worker's shards of the batches from `batch` on.
@@ -118,6 +135,7 @@ class DecodeWorker:
                 if is_own and shard not in self._seen_shards:
                     self._seen_shards.add(shard)
                     # If it fails, whoever needs the shard meets the error again.
+                    self._download_threads.submit(self._dataset.fetch_index, shard)
                     self._download_threads.submit(self._dataset.find_shard, shard)
             self._next_batch += 1
 

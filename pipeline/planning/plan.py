@@ -264,6 +264,12 @@ class EvaluationPlan(ClipPlan):
         first = (index * self._world_size + self._rank) * self.batch_size
         return range(first, min(first + self.batch_size, len(self)))
 
+    def samples(self, index: int) -> list[int]:
+        """Return the samples of a batch, one per decode; their rows are not read for it."""
+        decoded = self.positions(index)[:: self.crops_per_decode]
+        views_per_video = self._num_temporal * self.crops_per_decode
+        return [int(self._subset[position // views_per_video]) for position in decoded]
+
     def row(self, position: int) -> PlanRow:
         """Decide on a clip: of each video, all spatial views of a temporal one come first."""
         decode, spatial = divmod(position, self.crops_per_decode)

@@ -1,5 +1,7 @@
 """Local copies of remote shards, in a directory of bounded size that all processes of a node share.
 
+Shards' samples.jsonl and the tables of whole datasets lie beside them and count like them.
+
 The first shards are kept; those that do not fit are read from the store each time. With shards that
 belong to a node for the whole run (data.canonical_nodes) this has the hit rate of optimal eviction,
 the fraction of the shards that fits (docs/clusters.md), and needs no index. Room is made only by
@@ -22,13 +24,19 @@ from typing import BinaryIO
 
 from filelock import Timeout
 
-from adamae.common.atomic_io import hash_file, sync
+from adamae.common.atomic_io import atomic_write, hash_file, sync
 from adamae.common.errors import InputError
 from adamae.common.locks import exclusive_lock, shared_lock
 from adamae.common.logging import log
+from adamae.common.processes import find_parent_start
 from adamae.pipeline.reading.storage import ObjectStore
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# Matches the folders of datasets, which are named by a hash.
+DATASETS = "[0-9a-f]" * 16
+# Requests for a table at a time: nothing can begin before it is there, and one stream of object
+# storage gives a small part of a node's bandwidth.
+TABLE_REQUESTS = 8
 
 
 def user_cache_dir() -> Path:
@@ -66,13 +74,18 @@ class ShardCache:
     """The copies in one directory; safe to use from many threads and processes."""
 
     def __init__(
-        self, folder: Path | None = None, max_gib: float = 50.0, timeout: float = 60.0
+        self,
+        folder: Path | None = None,
+        max_gib: float = 50.0,
+        timeout: float = 60.0,
+        keeps_shards: bool = True,
     ) -> None:
         """Create nothing before something remote is read.
 
-        folder: by default user_cache_dir(); max_gib: 0 keeps no shard; timeout: see ObjectStore.
+        folder: by default user_cache_dir(); timeout: see ObjectStore.
         """
         self._configured_folder = folder
+        self._keeps_shards = keeps_shards
         self._max_bytes = int(max_gib * 2**30)
         self._lock = threading.Lock()
         self._open_store = lru_cache(maxsize=None)(partial(ObjectStore, timeout=timeout))
@@ -113,13 +126,94 @@ class ShardCache:
         folder = hashlib.sha256(dataset.encode()).hexdigest()[:16]
         return self.folder / folder / f"{stem}-{sha256[:16]}{dot}{suffix}"
 
+    def read_description(self, url: str) -> bytes | None:
+        """Read a small file that may change; return None if it does not exist.
+
+        Of the ranks that torchrun or Slurm has started on this node, the first one downloads it,
+        and the others read its copy. A copy that is older than their launcher may be out of date.
+        """
+        store, name = self.store(url)
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
+            return store.read(name)
+        copy = self.folder / "descriptions" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        with locked(copy):
+            if not copy.exists() or copy.stat().st_mtime < find_parent_start():
+                content = store.read(name)
+                if content is None:
+                    return None
+                with atomic_write(copy) as temporary:
+                    temporary.write_bytes(content)
+            return copy.read_bytes()
+
     def fetch_table(self, url: str, sha256: str, size: int) -> Path:
-        """Download a table, unless there is a copy; tables do not count towards data.cache_gib."""
+        """Download a table, unless there is a copy; copies of shards make room for it.
+
+        Raise InputError if data.cache_gib, or the disk, is too small for it.
+        """
         path = self.path(url, sha256)
+        self._lease(path.parent)
         with locked(path):
-            if not path.exists():
-                self._download(url, path, size, sha256)
+            if path.exists():
+                return path
+            try:
+                self._reserve(path, size, replaces_shards=True)
+                self._download(url, path, size, sha256, TABLE_REQUESTS)
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                _partial(path, size).unlink(missing_ok=True)
+                raise InputError(
+                    f"{url} has {size / 2**30:.3g} GiB and finds no room in {self.folder}"
+                    f" ({error.strerror}): raise data.cache_gib, or set data.cache_dir to a folder"
+                    " of a larger disk"
+                ) from error
         return path
+
+    def read_index(self, url: str, sha256: str) -> bytes:
+        """Return the content of a shard's samples.jsonl; keep a copy if there is room.
+
+        One process of the node downloads it. Raise InputError if it cannot be read, or has another
+        hash.
+        """
+        path = self.path(url, sha256)
+        self._lease(path.parent)
+        content = _read_copy(path, sha256)
+        if content is not None:
+            return content
+        with locked(path):
+            # Another process may have downloaded it in the meantime.
+            content = _read_copy(path, sha256)
+            if content is None:
+                content = self._read_original(url, sha256)
+                self._keep(path, content)
+        return content
+
+    def _read_original(self, url: str, sha256: str) -> bytes:
+        """Read a small file with this hash from the store."""
+        store, name = self.store(url)
+        # Twice, as a file may be replaced while it is read.
+        for _ in range(2):
+            content = store.read(name)
+            if content is None:
+                raise InputError(f"{url} does not exist: upload all files of the dataset")
+            if hashlib.sha256(content).hexdigest() == sha256:
+                return content
+        raise _wrong_file(url)
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        """Write a copy of a small file, unless the cache is full."""
+        if self._is_full:
+            return
+        partial_file = _partial(path, len(content))
+        try:
+            self._reserve(path, len(content))
+            partial_file.write_bytes(content)
+            partial_file.replace(path)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            partial_file.unlink(missing_ok=True)
+            self._note_full(error)
 
     def fetch(self, url: str, sha256: str, size: int) -> Path | None:
         """Return the copy of a shard; None if there is no room.
@@ -127,7 +221,7 @@ class ShardCache:
         One process of the node downloads it. Raise InputError if the file cannot be read, or has
         another hash.
         """
-        if not self._max_bytes:
+        if not self._keeps_shards:
             return None
         path = self.path(url, sha256)
         self._lease(path.parent)
@@ -163,11 +257,11 @@ class ShardCache:
         """The directory that all processes of the node share."""
         return self._configured_folder or user_cache_dir()
 
-    def _reserve(self, path: Path, size: int) -> None:
+    def _reserve(self, path: Path, size: int, replaces_shards: bool = False) -> None:
         """Create an empty partial file, which reserves the room of the whole one.
 
-        Remove copies of datasets that no process has open. Raise OSError (ENOSPC) if that is not
-        enough.
+        Remove copies of datasets that no process has open, and if `replaces_shards`, of any shards.
+        Raise OSError (ENOSPC) if that is not enough.
         """
         partial_file = _partial(path, size)
         # Left by a process that was killed: the download is resumed.
@@ -177,7 +271,8 @@ class ShardCache:
             sizes = self._list_sizes()
             free = self._max_bytes - sum(sizes.values()) - size
             for copy, copy_size in sizes.items():
-                if free < 0 and not _is_in_use(copy.parent):
+                is_needless = replaces_shards and copy.suffix == ".tar"
+                if free < 0 and (is_needless or not _is_in_use(copy.parent)):
                     copy.unlink(missing_ok=True)
                     free += copy_size
             if free < 0:
@@ -187,15 +282,17 @@ class ShardCache:
     def _list_sizes(self) -> dict[Path, int]:
         """Return the room in bytes of every copy; a partial one has reserved that of the whole."""
         sizes = {}
-        for copy in self.folder.glob("*/*.tar"):
+        for copy in self.folder.glob(f"{DATASETS}/[!.]*"):
             # Another process may remove it in the meantime.
             with suppress(FileNotFoundError):
                 sizes[copy] = copy.stat().st_size
-        for copy in self.folder.glob("*/.*.partial"):
+        for copy in self.folder.glob(f"{DATASETS}/.*.partial"):
             sizes[copy] = int(copy.suffixes[-2].removeprefix("."))
         return sizes
 
-    def _download(self, url: str, path: Path, size: int, sha256: str) -> None:
+    def _download(
+        self, url: str, path: Path, size: int, sha256: str, num_requests: int = 1
+    ) -> None:
         """Download a file to `path`; raise InputError if its hash is another one."""
         started = time.monotonic()
         store, name = self.store(url)
@@ -203,7 +300,7 @@ class ShardCache:
         try:
             # Twice, as a file may be replaced while it is read.
             for _ in range(2):
-                store.append_range(name, partial_file, size)
+                store.append_range(name, partial_file, size, num_requests)
                 if hash_file(partial_file) == sha256:
                     sync(partial_file)
                     partial_file.replace(path)
@@ -211,10 +308,23 @@ class ShardCache:
                 partial_file.unlink()
         finally:
             self.count(download_seconds=time.monotonic() - started)
-        raise InputError(
-            f"{url} is not the file that its dataset was made with (its sha256 differs): upload"
-            " that one again, or, if all shards were made again, upload their dataset.json too"
-        )
+        raise _wrong_file(url)
+
+
+def _wrong_file(url: str) -> InputError:
+    return InputError(
+        f"{url} is not the file that its dataset was made with (its sha256 differs): upload that"
+        " one again, or, if all shards were made again, upload their dataset.json too"
+    )
+
+
+def _read_copy(path: Path, sha256: str) -> bytes | None:
+    """Read the copy of a small file; return None if there is none, or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
 
 def _partial(path: Path, size: int) -> Path:

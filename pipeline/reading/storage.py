@@ -8,7 +8,7 @@ import io
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -152,11 +152,21 @@ class ObjectStore:
             return cast(io.BufferedIOBase, self._fs.open(self._path(name)))
         return io.BufferedReader(_RangeReader(self, name), READ_AHEAD)
 
-    def append_range(self, name: str, file: Path, size: int) -> None:
-        """Append to a local file those of the first `size` bytes that it does not have yet."""
-        with file.open("ab") as output:
-            for first in range(output.tell(), size, BLOCK):
-                output.write(self.read_range(name, first, min(first + BLOCK, size)))
+    def append_range(self, name: str, file: Path, size: int, num_requests: int = 1) -> None:
+        """Append to a local file those of the first `size` bytes that it does not have yet.
+
+        num_requests: how many are under way at a time, each of up to BLOCK bytes.
+        """
+
+        def read_block(first: int) -> bytes:
+            return self.read_range(name, first, min(first + BLOCK, size))
+
+        with file.open("ab") as output, ThreadPoolExecutor(num_requests) as threads:
+            step = num_requests * BLOCK
+            for start in range(output.tell(), size, step):
+                blocks = range(start, min(start + step, size), BLOCK)
+                for block in threads.map(read_block, blocks):
+                    output.write(block)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""

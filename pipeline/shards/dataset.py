@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -19,10 +19,11 @@ from adamae.common.locations import is_remote
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.reading.cache import ShardCache
 from adamae.pipeline.shards.arrays import count_channels
-from adamae.pipeline.shards.format import DatasetInfo, Sample, SizeRange
+from adamae.pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, SizeRange
 from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.shards.index import Tables
 from adamae.pipeline.shards.read_format import LazySequence
+from adamae.pipeline.shards.remote_index import RemoteTables
 from adamae.pipeline.video_error import VideoError
 
 # Parsed samples that are kept, as planning, reading and delivery of a clip look up the same one.
@@ -58,6 +59,7 @@ class ShardDataset:
                 part.label_ids = [ids[name] for name in part.info.classes]
         self.samples = _concatenate([_list_samples(part) for part in parts])
         self.gops = _concatenate([LazySequence(len(part), part.gops) for part in parts])
+        self._part_ends = list(accumulate(len(part.counts) for part in parts))
         self.shards = _concatenate(
             [LazySequence(len(part.counts), part.locate_shard) for part in parts]
         )
@@ -72,24 +74,24 @@ class ShardDataset:
         cls,
         shards: DataConfig | str | Path | Sequence[str | Path],
         config: DataConfig | None = None,
+        descriptions: Mapping[str, bytes] | None = None,
     ) -> "ShardDataset":
         """Open the tables (not the videos) of data.shards, or of other dataset folders or URLs.
 
         `config` says where remote shards are cached; a subset is read in place. Class ids of a mix
-        are indices of the sorted names of all its classes. Raise InputError if a folder is missing,
-        broken or empty.
+        are indices of the sorted names of all its classes. `descriptions` are the dataset.json of
+        URLs as another process has read them. Raise InputError if a folder is missing, broken or
+        empty.
         """
         if isinstance(shards, DataConfig):
             config = shards
             shards = config.shards
         if config is None:
             config = DataConfig()
-        max_gib = config.cache_gib
-        if config.subset is not None:
-            # A subset has few videos in each shard, so that they cost less than whole shards.
-            max_gib = 0.0
         cache_dir = Path(config.cache_dir) if config.cache_dir else None
-        cache = ShardCache(cache_dir, max_gib, config.download_timeout_s)
+        # A subset has few videos in each shard, so that they cost less than whole shards.
+        keeps_shards = config.subset is None
+        cache = ShardCache(cache_dir, config.cache_gib, config.download_timeout_s, keeps_shards)
         if isinstance(shards, str | Path):
             shards = [shards]
         folders = [str(folder) for folder in shards]
@@ -97,8 +99,18 @@ class ShardDataset:
             raise InputError(
                 "data.shards names no folder: give what shard_tools/make_shards.py has written"
             )
-        parts = [Tables.open(folder, cache) for folder in folders]
-        return cls(parts, cache, (shards, config))
+        contents = dict(descriptions or {})
+        parts = []
+        for folder in folders:
+            if not is_remote(folder):
+                parts.append(Tables.open(folder))
+                continue
+            if folder not in contents:
+                contents[folder] = _read_description(folder, cache)
+            parts.append(RemoteTables.open_url(folder, cache, contents[folder]))
+        # Decode workers open what this process has opened, though dataset.json may be replaced
+        # meanwhile, and without a request.
+        return cls(parts, cache, (shards, config, contents))
 
     @property
     def digest(self) -> str:
@@ -209,6 +221,13 @@ class ShardDataset:
 
         return slice_video(read_store)
 
+    def fetch_index(self, shard: int) -> None:
+        """Download the list of a shard's samples to the cache, if it is remote."""
+        number = bisect_right(self._part_ends, shard)
+        part = self.parts[number]
+        if isinstance(part, RemoteTables):
+            part.fetch_index(shard - self._part_ends[number] + len(part.counts))
+
     def find_shard(self, shard: int) -> Path | None:
         """Return the file of a shard, downloaded if it is remote; None if the cache has no room."""
         url = self.shards[shard]
@@ -216,6 +235,15 @@ class ShardDataset:
             return Path(url)
         info = self.info.shards[shard]
         return self.cache.fetch(url, info.sha256, info.num_bytes)
+
+
+def _read_description(url: str, cache: ShardCache) -> bytes:
+    """Read the dataset.json of a dataset at a URL; raise InputError if there is none."""
+    file = f"{url.rstrip('/')}/{DATASET_FILE}"
+    content = cache.read_description(file)
+    if content is None:
+        raise InputError(f"{file} does not exist")
+    return content
 
 
 def _read_local(path: str, start: int, slice_video: Slicer) -> VideoSlice:

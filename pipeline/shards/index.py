@@ -16,10 +16,7 @@ import numpy as np
 from jaxtyping import Int, Shaped, UInt64
 
 from adamae.common.errors import InputError
-from adamae.common.locations import is_remote
-from adamae.pipeline.reading.cache import ShardCache
 from adamae.pipeline.shards.format import (
-    DATASET_FILE,
     MULTI_LABEL,
     SAMPLE,
     UNLABELED,
@@ -32,7 +29,6 @@ from adamae.pipeline.shards.read_format import (
     REWRITE,
     Locate,
     open_table,
-    parse_dataset_info,
     parse_line,
     read_dataset_info,
 )
@@ -57,24 +53,18 @@ class NameLine(NamedTuple):
 
 
 class Tables:
-    """The samples of one dataset."""
+    """The samples of one dataset in a folder; see remote_index.py for those at a URL."""
 
     def __init__(
-        self,
-        folder: str,
-        info: DatasetInfo,
-        counts: Int[np.ndarray, " shards"],
-        samples: Shaped[np.ndarray, " samples"],
-        locate: Locate,
+        self, folder: str, info: DatasetInfo, counts: Int[np.ndarray, " shards"], locate: Locate
     ) -> None:
-        """Hold the tables; those of GOPs and names are opened when they are first needed.
+        """Hold the tables, which are opened when they are first needed.
 
-        counts: samples of each shard; samples: rows of SAMPLE; locate: returns the file of a table.
+        counts: samples of each shard; locate: returns the file of a table.
         """
         self.folder = folder
         self.info = info
         self.counts = counts
-        self.rows = samples
         self._locate = locate
         self._ends_of_shards = np.cumsum(counts)
         # Class ids in the mix of this dataset's labels. ShardDataset sets them for a mix of several
@@ -85,33 +75,37 @@ class Tables:
         self._size_ranges = list(info.codecs.values())
 
     @classmethod
-    def open(cls, folder: str, cache: ShardCache) -> "Tables":
-        """Map the tables in a folder, or the cached copies of remote ones, into memory.
+    def open(cls, folder: str) -> "Tables":
+        """Map the tables in a folder into memory.
 
         Raise InputError if one is missing, changed or not the one that dataset.json describes, or
         if the dataset is empty.
         """
-        info, locate = _read_description(folder, cache)
-        if not info.num_samples:
-            raise InputError(f"{folder} holds no video: see its rejected.jsonl")
-        shards = open_table("shards", info, locate)
-        samples = open_table("samples", info, locate)
-        first = shards["first_sample"].astype(np.int64)
-        counts = shards["num_samples"].astype(np.int64)
-        are_consecutive = np.array_equal(first, np.cumsum(counts) - counts)
-        if not are_consecutive or not counts.sum() == len(samples) == info.num_samples:
+        path = Path(folder)
+        info = read_dataset_info(path)
+
+        def locate(table: TableInfo) -> Path:
+            return path / table.file
+
+        tables = cls(folder, info, count_samples(folder, info, locate), locate)
+        if len(tables.rows) != info.num_samples:
             raise InputError(
-                f"{folder} has {len(samples)} rows of samples, {counts.sum()} in its table of"
-                f" shards and {info.num_samples} in dataset.json: {REWRITE.format(folder)}"
+                f"{folder} has {len(tables.rows)} rows of samples and {info.num_samples} in"
+                f" dataset.json: {REWRITE.format(folder)}"
             )
-        return cls(folder, info, counts, samples, locate)
+        return tables
 
     def locate_shard(self, shard: int) -> str:
         """Return the path or URL of a shard."""
         return f"{self.folder.rstrip('/')}/{self.info.shards[shard].name}"
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.info.num_samples
+
+    @cached_property
+    def rows(self) -> Shaped[np.ndarray, " samples"]:
+        """The rows of SAMPLE."""
+        return open_table("samples", self.info, self._locate)
 
     def sample(self, index: int) -> Sample:
         """Read a sample. If its row is broken, the sample has a `problem` and harmless values."""
@@ -179,7 +173,7 @@ class Tables:
         self, name: str, rows: slice | Int[np.ndarray, " rows"]
     ) -> Shaped[np.ndarray, " rows"]:
         """Copy a column of some rows; labels become class ids in the mix."""
-        column = self.rows[name][rows]
+        column = self._select(rows)[name]
         if name != "label":
             return column
         # Labels of broken rows become UNLABELED here; `sample` reports them.
@@ -188,6 +182,9 @@ class Tables:
         unlabeled = len(ids) - 1
         labels = ids[np.where(is_class, column, unlabeled)]
         return np.where(column == MULTI_LABEL, MULTI_LABEL, labels)
+
+    def _select(self, rows: slice | Int[np.ndarray, " rows"]) -> Shaped[np.ndarray, " rows"]:
+        return self.rows[rows]
 
     def read_hashes(self) -> Iterator[UInt64[np.ndarray, "rows 4"]]:
         """Yield the SHA-256 of all samples in blocks, each as four words of the hash in order.
@@ -245,22 +242,20 @@ class Tables:
         return open_table("gops", self.info, self._locate)
 
 
-def _read_description(folder: str, cache: ShardCache) -> tuple[DatasetInfo, Locate]:
-    """Read dataset.json of a folder or URL, and return it with a function that finds its tables."""
-    if not is_remote(folder):
-        path = Path(folder)
-        return read_dataset_info(path), lambda table: path / table.file
-
-    def download(table: TableInfo) -> Path:
-        return cache.fetch_table(f"{root}/{table.file}", table.sha256, table.num_bytes)
-
-    root = folder.rstrip("/")
-    url = f"{root}/{DATASET_FILE}"
-    store, name = cache.store(url)
-    data = store.read(name)
-    if data is None:
-        raise InputError(f"{url} does not exist")
-    return parse_dataset_info(data, url, download), download
+def count_samples(folder: str, info: DatasetInfo, locate: Locate) -> Int[np.ndarray, " shards"]:
+    """Return the number of samples of each shard; raise InputError if that contradicts `info`."""
+    if not info.num_samples:
+        raise InputError(f"{folder} holds no video: see its rejected.jsonl")
+    shards = open_table("shards", info, locate)
+    first = shards["first_sample"].astype(np.int64)
+    counts = shards["num_samples"].astype(np.int64)
+    are_consecutive = np.array_equal(first, np.cumsum(counts) - counts)
+    if not are_consecutive or counts.sum() != info.num_samples:
+        raise InputError(
+            f"{folder} has {counts.sum()} samples in its table of shards and {info.num_samples} in"
+            f" dataset.json: {REWRITE.format(folder)}"
+        )
+    return counts
 
 
 def release_pages(table: np.ndarray) -> None:

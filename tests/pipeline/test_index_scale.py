@@ -1,17 +1,22 @@
 """A hundred million clips are opened in a tenth of a second. Their tables are sparse files here."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from adamae.common.atomic_io import hash_file
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.plan import TrainingPlan
+from adamae.pipeline.reading.storage import ObjectStore
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import SAMPLE, SHARD, DatasetInfo, SizeRange, TableInfo
+from adamae.pipeline.shards.format import SAMPLE, SHARD, DatasetInfo, Sample, SizeRange, TableInfo
 from adamae.pipeline.shards.gops import GOP
-from adamae.shard_tools.write import write_description
+from adamae.pipeline.shards.read_format import read_dataset_info
+from adamae.shard_tools.write import dump_sample, write_description
 
 NUM_CLIPS = 100_000_000
 CLIPS_PER_SHARD = 250
@@ -106,3 +111,50 @@ def test_a_hundred_million_clips_are_opened_and_planned(folder: Path) -> None:
     plan = TrainingPlan(dataset, DataConfig(), seed=0, num_frames=16, image_size=224, batch_size=64)
     assert len(plan.batch(0)) == 64
     assert time.process_time() - started < 1
+
+
+def write_lists(folder: Path, shards: set[int]) -> None:
+    """Write the samples.jsonl of some shards, and their hashes into the table of shards."""
+    table = np.lib.format.open_memmap(folder / "shards.npy", "r+")
+    for shard in shards:
+        sample = Sample(
+            f"shard_{shard}", "mp4", "h264", FRAMES_PER_CLIP, 7.5, 4, 342, 256, None, "x", "0" * 64
+        )
+        path = folder / f"shard-{shard:06d}.samples.jsonl"
+        path.write_bytes(dump_sample(replace(sample, size=VIDEO_BYTES)) * CLIPS_PER_SHARD)
+        table["samples_sha256"][shard] = bytes.fromhex(hash_file(path))
+    table.flush()
+    info = read_dataset_info(folder)
+    path = folder / "shards.npy"
+    entry = TableInfo(path.name, NUM_SHARDS, path.stat().st_size, hash_file(path))
+    write_description(folder, replace(info, tables={**info.tables, "shards": entry}))
+
+
+# Slow, as above.
+@pytest.mark.slow
+def test_a_hundred_million_clips_in_object_storage_cost_the_table_of_shards(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(f"file://{folder}", cache_dir=str(tmp_path))
+    settings = {"seed": 0, "num_frames": 16, "image_size": 224, "batch_size": 64}
+    plan = TrainingPlan(ShardDataset.open(folder), config, **settings)
+    shards = set(np.array(plan.samples(0)) // CLIPS_PER_SHARD)
+    write_lists(folder, shards)
+    sizes: dict[str, list[int]] = {}
+    call = ObjectStore._request
+
+    def count(store: ObjectStore, action: str, name: str, request: Any) -> Any:
+        answer = call(store, action, name, request)
+        sizes.setdefault(name, []).append(len(answer))
+        return answer
+
+    monkeypatch.setattr(ObjectStore, "_request", count)
+    plan = TrainingPlan(ShardDataset.open(config), config, **settings)
+    keys = {plan._dataset.samples[row.sample].key for row in plan.batch(0)}
+    assert keys == {f"shard_{shard}" for shard in shards}
+    lists = {f"shard-{shard:06d}.samples.jsonl" for shard in shards}
+    assert sizes.keys() == {"dataset.json", "shards.npy", *lists}
+    assert len(shards) == config.shuffle_shards
+    # Of 9.2 GB of samples and 4.8 GB of names.
+    assert sum(map(sum, sizes.values())) < 52e6
+    assert sum(map(len, sizes.values())) == 1 + 6 + len(lists)

@@ -87,9 +87,8 @@ def make_table(
         start += count
     classes = [f"class {label}" for label in sorted(set(labels))]
     info = writer.describe(DatasetInfo(start, 0, 0, classes, {}, shards))
-    tables = Tables(
-        "made", info, np.array(counts), np.concatenate(rows), lambda table: Path(table.file)
-    )
+    tables = Tables("made", info, np.array(counts), lambda table: Path(table.file))
+    tables.rows = np.concatenate(rows)
     tables._names = np.frombuffer(names, np.uint8)
     return ShardDataset([tables])
 
@@ -370,7 +369,8 @@ def make_hashes(num_samples: int) -> ShardDataset:
     words[1::50, 0] = words[1, 0]
     rows["sha256"] = words.astype(">u8").view(rows["sha256"].dtype)[:, 0]
     info = DatasetInfo(num_samples, 0, 0, [], {}, [])
-    tables = Tables("made", info, np.array([num_samples]), rows, lambda table: Path(table.file))
+    tables = Tables("made", info, np.array([num_samples]), lambda table: Path(table.file))
+    tables.rows = rows
     return ShardDataset([tables])
 
 
