@@ -473,7 +473,8 @@ def count_needed_cores(run: PlannedRun) -> str:
     num_busy = min(run.config.data.workers, num_cores)
     needed = []
     for way, data in run.list_ways().items():
-        if data.decoder == "pyav":
+        # A way that is not available has no speed.
+        if data.decoder == "pyav" and way in run.loader_speeds:
             count = math.ceil(num_busy * run.step_speed / run.loader_speeds[way])
             needed.append(f"{count} with {way}")
     per_gpu = num_cores / torch.cuda.device_count()

@@ -113,9 +113,13 @@ def test_a_broken_package_is_a_line_and_ends_the_report(tmp_path: Path) -> None:
     assert "step" not in done.stdout
 
 
-def compare(device: str, step_speed: float) -> list[str]:
-    """Return the verdict of a run whose loader makes 60 clips/s as configured."""
+def compare(device: str, step_speed: float, missing: str = "") -> list[str]:
+    """Return the verdict of a run whose loader makes 60 clips/s as configured.
+
+    The way `missing` is not available.
+    """
     speeds = {doctor.CONFIGURED: 60.0, "data.repeats=2": 90.0}
+    speeds.pop(missing, None)
     if device == "cuda":
         speeds["data.decoder=dali"] = 30.0
     config = doctor.parse_arguments(["data.num_workers=1"]).config
@@ -126,6 +130,13 @@ def compare(device: str, step_speed: float) -> list[str]:
     lines: list[str] = []
     doctor.compare_speeds(run, lines.append)
     return lines
+
+
+def test_a_way_that_is_not_available_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    cores = compare("cuda", 100, missing="data.repeats=2")[-1]
+    assert "with this configuration;" in cores
+    assert "data.repeats=2" not in cores
 
 
 def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
