@@ -316,13 +316,12 @@ class ListReader:
         cell = self.reading.get("path", row)
         if isinstance(cell, ParquetCell):
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
-        path = None
+        path = self.finder.find(name)
         if segment:
-            path = self._find_trimmed(name, segment)
-        if path is not None:
-            segment = None
-        else:
-            path = self.finder.find(name)
+            trimmed = self._find_trimmed(name, path, segment)
+            if trimmed is not None:
+                path = trimmed
+                segment = None
         if path is None and is_remote(name):
             if cells.HALF_A_PAIR.search(name):
                 problem = "no file can have its name"
@@ -362,11 +361,12 @@ class ListReader:
             self.num_labels[labels[0]] += 1
         return labels
 
-    def _find_trimmed(self, name: str, segment: Segment) -> str | None:
+    def _find_trimmed(self, name: str, path: str | None, segment: Segment) -> str | None:
         """Return the path of a file whose name says that it is already cut to the segment, or None.
 
         Kinetics' files are <id>_000010_000020.mp4, VGGSound's <id>_000010.mp4, and those of other
-        datasets <id>_10_20.mp4.
+        datasets <id>_10_20.mp4. Where the whole video is there, at `path`, no other is looked for:
+        it shows the same, and each look-up costs as much as all else of a row.
         """
         padded_start = f"_{segment.start:06.0f}"
         endings = (
@@ -374,11 +374,13 @@ class ListReader:
             f"_{segment.start:g}_{segment.end:g}",
         )
         if os.path.splitext(name)[0].endswith(endings):
-            return self.finder.find(name)
+            return path
+        if path is not None:
+            return None
         for ending in (*endings, padded_start):
-            path = self.finder.find(name + ending)
-            if path is not None:
-                return path
+            trimmed = self.finder.find(name + ending)
+            if trimmed is not None:
+                return trimmed
         return None
 
     def _require_equal_labels(self) -> None:
