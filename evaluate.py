@@ -103,7 +103,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 
-from adamae.common.atomic_io import atomic_write, write_json
+from adamae.common.atomic_io import atomic_write, make_output_folder, write_json
 from adamae.common.commands import command_line, log_next
 from adamae.common.csv_files import write_csv
 from adamae.common.devices import explain_out_of_memory
@@ -261,7 +261,7 @@ def evaluate_neighbors(options: argparse.Namespace) -> None:
             return
         log_scores(results)
         if options.output:
-            options.output.mkdir(parents=True, exist_ok=True)
+            make_output_folder(options.output)
             results |= {"checkpoint": options.checkpoint, "knn": options.knn}
             write_json(options.output / "results.json", results)
 
@@ -385,7 +385,7 @@ def list_predictions(
 def write_results(
     folder: Path, results: dict[str, Any], predictions: Predictions, dataset: ShardDataset
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(folder)
     header = ("key", "source", "label", "predicted", "probability")
     write_csv(folder / "predictions.csv", header, list_predictions(predictions, dataset))
     if "confusion" in results:

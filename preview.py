@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
+from adamae.common.atomic_io import make_output_folder
 from adamae.common.commands import command_line, log_next
 from adamae.common.logging import log
 from adamae.figures.clips import describe_sample
@@ -93,7 +94,7 @@ def main(options: argparse.Namespace) -> None:
     clips = prepare_clip(batch.clip, options.config.model)
     rows = make_rows(dataset, plan.batch(options.first), clips)
 
-    options.output.mkdir(parents=True, exist_ok=True)
+    make_output_folder(options.output)
     num_columns = min(MAX_COLUMNS, num_frames)
     # Evenly spread: the first frames of 16 in 8 columns are 0, 2 and 4.
     frames = [column * num_frames // num_columns for column in range(num_columns)]

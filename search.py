@@ -76,6 +76,7 @@ from typing import Any
 
 import numpy as np
 
+from adamae.common.atomic_io import make_output_folder
 from adamae.common.csv_files import write_csv
 from adamae.common.devices import choose_device
 from adamae.common.logging import log, printable
@@ -111,7 +112,7 @@ def main(options: argparse.Namespace) -> None:
     for line in format_table(moments):
         log(line)
     output = options.output or options.features / "search"
-    output.mkdir(parents=True, exist_ok=True)
+    make_output_folder(output)
     name = output / Path(options.query).stem
     write_csv(
         name.with_name(f"{name.name}.csv"),

@@ -50,6 +50,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     OPTIONS = parse_early(parse_arguments)
 
+from adamae.common.atomic_io import make_output_folder
 from adamae.common.commands import command_line, log_next
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
@@ -93,7 +94,7 @@ def visualize(options: argparse.Namespace) -> None:
     if not clips:
         raise InputError("none of these videos can be decoded: nothing was written")
     position_means = average_positions(clip_maps)
-    output.mkdir(parents=True, exist_ok=True)
+    make_output_folder(output)
     pairs = zip(clips, clip_maps, strict=True)
     for clip, maps in progress_bar(pairs, unit="clip", desc="figures", total=len(clips)):
         frames = clip.frames[None]

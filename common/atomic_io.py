@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -40,20 +41,38 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def make_output_folder(folder: Path) -> None:
+    """Create a folder unless it exists, and remove what killed commands have left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_partials(folder)
+
+
 def remove_partials(folder: Path) -> None:
-    """Remove the files and folders that killed writers of `atomic_write` have left in a folder.
+    """Remove what killed writers of `atomic_write` have left in a folder and in those below it.
 
     Another machine's may still be written: they go when they are a day old.
     """
-    for path in folder.glob(".*.partial"):
-        owner, _, pid = path.name.removesuffix(".partial").rpartition("-")
+    for path in folder.rglob(".*.partial"):
+        # Hidden files of other programs may end the same way.
+        name = re.fullmatch(r"(\..+\..+)-(\d+)\.partial", path.name)
+        if name is None:
+            continue
+        owner, pid = name.groups()
         if owner.endswith(f".{socket.gethostname()}"):
             is_left = not _is_alive(int(pid))
         else:
-            is_left = time.time() - path.stat().st_mtime > DAY_S
+            is_left = _is_old(path)
         if is_left:
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > DAY_S
+    except FileNotFoundError:
+        # The other machine has finished it meanwhile.
+        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,4 +1,5 @@
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -368,6 +369,19 @@ def test_tars_of_a_killed_run_are_whole_and_the_rest_is_made(
     assert len(read_tars(tmp_path / "parts")) == 5
     assert extract(videos, tmp_path / "parts", weights, *options) == 0
     assert len(read_tars(tmp_path / "parts")) == 5, "whatever part has made them"
+
+
+def test_what_a_killed_run_was_writing_is_removed(
+    shards: Path, weights: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    # No process has this number.
+    name = f".v0.safetensors.{socket.gethostname()}-{2**22 + 1}.partial"
+    (output / "a").mkdir(parents=True)
+    (output / "a" / name).write_bytes(b"half")
+    (output / "a/.mine.partial").write_bytes(b"of another program")
+    extract(shards, output, weights)
+    assert [file.name for file in output.rglob("*.partial")] == [".mine.partial"]
 
 
 def test_clips_are_cut_as_the_run_was_trained(

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from adamae.common.atomic_io import write_json
+from adamae.common.atomic_io import make_output_folder, write_json
 from adamae.common.errors import InputError
 from adamae.model.weights.tensor_files import read_json
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -18,10 +18,13 @@ LOCATIONS = ("model", "input")
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write features.json; raise InputError if the folder was begun with other settings."""
+    """Write features.json, and remove what killed runs were writing in its folder.
+
+    Raise InputError if the folder was begun with other settings.
+    """
     file = folder / FILE
+    make_output_folder(folder)
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(file, settings | {HASH: hash_json(settings)})
         return
     # Nothing in the files of features says which settings they were made with.

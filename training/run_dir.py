@@ -210,8 +210,7 @@ class RunDir:
         stack.callback(self._remove_if_unused)
         for partial_checkpoint in self.checkpoints.glob(".*.partial"):
             shutil.rmtree(partial_checkpoint)
-        for folder in (self.path, self.path / "figures", self.path / "evaluation"):
-            remove_partials(folder)
+        remove_partials(self.path)
         if self.remote is not None:
             self.remote.fetch()
 

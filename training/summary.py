@@ -124,9 +124,12 @@ def describe_end(
         command = command_line("train", *longer, f"steps={2 * total_steps}")
         ended = f"{run} was finished before, after {total_steps:,} steps; train longer: {command}"
     title, metrics = find_result(rows)
-    result = "not evaluated while it trained (no evaluation.shards)"
     if metrics:
         result = f"{title}: {describe_scores(metrics)}"
+    elif config.evaluation.shards:
+        result = "not evaluated while it trained (evaluation.every=null)"
+    else:
+        result = "not evaluated while it trained (no evaluation.shards)"
     report = f"report: {run}/report.html"
     return [f"{ended}; {result}", *interpret_scores(metrics, config.model), report]
 

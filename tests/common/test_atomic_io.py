@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from adamae.common.atomic_io import atomic_write, remove_partials
+from adamae.common.atomic_io import atomic_write, make_output_folder
 
 KILLED = """
 import os, sys
@@ -20,7 +20,8 @@ with atomic_write(Path(sys.argv[1])) as aside:
 
 def test_partials_of_killed_processes_go(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
-    for name in ("a.png", "b-1.json"):
+    (tmp_path / "below").mkdir()
+    for name in ("a.png", "below/b-1.json"):
         command = [sys.executable, "-c", KILLED, str(tmp_path / name)]
         subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, check=False)
     (tmp_path / "c.txt").write_text("whole")
@@ -29,8 +30,9 @@ def test_partials_of_killed_processes_go(tmp_path: Path) -> None:
         path.mkdir()
     two_days_ago = time.time() - 2 * 86400
     os.utime(foreign[0], (two_days_ago, two_days_ago))
-    assert len(list(tmp_path.glob(".*.partial"))) == 4
+    assert len(list(tmp_path.rglob(".*.partial"))) == 4
     with atomic_write(tmp_path / "mine") as aside:
         aside.write_text("being written")
-        remove_partials(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"c.txt", "mine", foreign[1].name}
+        make_output_folder(tmp_path)
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert names == {"below", "c.txt", "mine", foreign[1].name}

@@ -106,8 +106,19 @@ def test_a_run_ends_with_its_best_step_and_what_to_do_next(monkeypatch: pytest.M
     longer = "adamae train run=runs/x-longer init_from=runs/x init_keep=optimizer steps=600"
     before = f"runs/x was finished before, after 300 steps; train longer: {longer}; best step 100:"
     assert result.startswith(before)
-    assert describe_end(rows[:1], config, 0, 10, 1.0)[0] == (
-        "finished in 1 s; not evaluated while it trained (no evaluation.shards)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "no evaluation.shards"),
+        (["evaluation.shards=s", "evaluation.every=null"], "evaluation.every=null"),
+    ],
+)
+def test_why_a_run_was_not_evaluated(arguments: list[str], reason: str) -> None:
+    config = parse(["data.shards=s", "run=runs/x", *arguments])
+    assert describe_end([], config, 0, 10, 1.0)[0] == (
+        f"finished in 1 s; not evaluated while it trained ({reason})"
     )
 
 

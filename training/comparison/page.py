@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from adamae.common.atomic_io import write_json, write_text
+from adamae.common.atomic_io import make_output_folder, write_json, write_text
 from adamae.common.csv_files import write_csv
 from adamae.common.logging import printable
 from adamae.figures.clips import resize_and_crop
@@ -124,7 +124,7 @@ def write_predictions(comparison: Comparison, file: Path) -> None:
         # NO_CLASS is of a video which shares its group with all training videos.
         names = [classes[label] if label != NO_CLASS else "" for label in labels]
         rows.append((sample.key, sample.source, groups[index], *names))
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_output_folder(file.parent)
     write_csv(file, ("key", "source", "group", "label", *columns), rows)
 
 
