@@ -209,6 +209,7 @@ def test_a_folder_of_splits_is_refused_and_each_split_is_named(run: Path, tmp_pa
         (["run", "empty"], "no video found in empty"),
         (["run", "pictures"], "make shards of it with make_shards.py --fps"),
         (["empty", "a.mp4"], "empty holds no checkpoint yet"),
+        (["features", "a.mp4"], "features holds features, which search.py reads"),
         (["damaged", "a.mp4"], "config.yaml is damaged"),
         (["run", "a.mp4", "--mask-ratio", "1.5"], "model.mask_ratio is 1.5"),
         (["run", "a.mp4", "--clips", "0"], "--clips: it must be at least 1, not 0"),
@@ -229,6 +230,8 @@ def test_bad_input(
     sentence: str,
 ) -> None:
     (videos / "empty").mkdir()
+    (videos / "features").mkdir()
+    (videos / "features/features.json").write_text("{}")
     (videos / "pictures/frames").mkdir(parents=True)
     for number in range(3):
         Image.new("RGB", (64, 48)).save(videos / f"pictures/frames/{number}.png")

@@ -38,6 +38,11 @@ def find_file(path: str | Path) -> Path:
             files = sorted(path.glob(folder + name))
             if files:
                 return files[-1]
+    if (path / "features.json").is_file():
+        raise InputError(
+            f"{path} holds features, which search.py reads: give the run or the weights that they"
+            " were extracted with"
+        )
     raise InputError(
         f"{path} holds no checkpoint yet: give a run folder with checkpoints/, or a file of weights"
     )
