@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -55,16 +56,28 @@ def test_a_stage_that_takes_too_long_is_given_up_with_all_it_has_started(tmp_pat
     assert alive.stat().st_size == size, "its child is still alive"
 
 
-# Slow, since it parses the arguments of every program in a process of its own.
-@pytest.mark.slow
 @pytest.mark.parametrize("small", ["", "1"])
 def test_every_stage_names_programs_and_options_that_are_there(small: str, tmp_path: Path) -> None:
-    """Run every command with --help behind its arguments, which are parsed up to there."""
+    """Call every program with --help behind its arguments, which are parsed up to there."""
     python = tmp_path / "python"
-    write_python(python, f'exec {sys.executable} "$@" --help > /dev/null')
+    calls = tmp_path / "calls"
+    # A line for each call, with its arguments in JSON.
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    write_python(python, f"exec {sys.executable} -S -c '{program}' \"$@\" >> {calls}")
     result = run_stages(tmp_path / "out", SMALL=small, PYTHON=str(python), VIDEOS=str(tmp_path))
     assert result.returncode == 0, result.stdout
     assert len(result.stdout.splitlines()) == 7
+    for call in calls.read_text().splitlines():
+        program, *arguments = json.loads(call)
+        if program == "-m":
+            name, *arguments = arguments
+            assert name == "pytest"
+            assert pytest.main([*arguments, "--help"]) == 0
+        else:
+            module = import_module("adamae." + program.removesuffix(".py").replace("/", "."))
+            with pytest.raises(SystemExit) as ended:
+                module.main([*arguments, "--help"])
+            assert not ended.value.code, call
 
 
 def test_make_takes_a_preinstalled_pytorch_and_installs_nothing() -> None:

@@ -109,19 +109,19 @@ def test_a_run_at_a_url_resumes_on_a_fresh_node_when_its_source_is_gone(
         *arguments,
         f"run=file://{bucket}",
         f"init_from={source}",
-        "steps=8",
-        "checkpoint_every=1",
+        "steps=3",
+        "checkpoint_every=2",
         "model.image_size=[16,48]",
         "data.crop=random_resized",
     ]
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "first")
     run(*arguments)
-    whole = take_back(bucket, 8)
+    whole = take_back(bucket, 3)
     assert whole["token_sampler.positions"].shape == (2 * 2 * 6, 96)
     shutil.rmtree(source)
     monkeypatch.setattr(remote_run, "user_cache_dir", lambda: tmp_path / "second")
     run(*arguments)
-    assert is_same(load_weights(bucket, 8), whole)
+    assert is_same(load_weights(bucket, 3), whole)
 
 
 def test_pretraining_starts_from_weights(
