@@ -50,7 +50,7 @@ MIN_STEPS = 3
 MAX_STEPS = 9
 CHECKPOINT_EVERY = 4
 # After as long, a rank that does not answer is given up.
-TIMEOUT_S = 10.0
+TIMEOUT_S = 20.0
 # What has not ended by then is a defect, and killed.
 ENDS_WITHIN_S = 60.0
 STARTS_WITHIN_S = 120.0
