@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 from adamae.common.errors import name_disk_errors
 
 DAY_S = 86400
+# Matches what `atomic_write` is writing, and hidden files of other programs.
+PARTIALS = ".*.partial"
 
 
 @contextmanager
@@ -42,18 +44,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def make_output_folder(folder: Path) -> None:
-    """Create a folder unless it exists, and remove what killed commands have left in it."""
+    """Create a folder unless it exists, and remove what killed commands have left in it.
+
+    Folders below it may be anybody's, and large: they are not looked at.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    remove_partials(folder)
+    _remove_left(folder.glob(PARTIALS))
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what killed writers of `atomic_write` have left in a folder and in those below it.
+    """Remove what killed commands have left in a folder and in those below it."""
+    _remove_left(folder.rglob(PARTIALS))
+
+
+def _remove_left(partials: Iterable[Path]) -> None:
+    """Remove the files and folders that killed writers of `atomic_write` have left.
 
     Another machine's may still be written: they go when they are a day old.
     """
-    for path in folder.rglob(".*.partial"):
-        # Hidden files of other programs may end the same way.
+    for path in partials:
         name = re.fullmatch(r"(\..+\..+)-(\d+)\.partial", path.name)
         if name is None:
             continue

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from adamae.common.atomic_io import make_output_folder, write_json
+from adamae.common.atomic_io import remove_partials, write_json
 from adamae.common.errors import InputError
 from adamae.model.weights.tensor_files import read_json
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -23,7 +23,9 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
     Raise InputError if the folder was begun with other settings.
     """
     file = folder / FILE
-    make_output_folder(folder)
+    # Features lie in folders below it, as their videos do.
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_partials(folder)
     if not file.exists():
         write_json(file, settings | {HASH: hash_json(settings)})
         return

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from adamae.common.atomic_io import atomic_write, make_output_folder
+from adamae.common.atomic_io import atomic_write, make_output_folder, remove_partials
 
 KILLED = """
 import os, sys
@@ -34,5 +34,8 @@ def test_partials_of_killed_processes_go(tmp_path: Path) -> None:
     with atomic_write(tmp_path / "mine") as aside:
         aside.write_text("being written")
         make_output_folder(tmp_path)
+        (below,) = (tmp_path / "below").iterdir()
+        assert below.name.startswith(".b-1.json.")
+        remove_partials(tmp_path)
     names = {path.name for path in tmp_path.rglob("*")}
     assert names == {"below", "c.txt", "mine", foreign[1].name}
