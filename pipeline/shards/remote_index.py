@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -63,7 +62,7 @@ class RemoteTables(Tables):
             return cache.fetch_table(f"{root}/{table.file}", table.sha256, table.num_bytes)
 
         info = parse_dataset_info(description, f"{root}/{DATASET_FILE}", download)
-        return cls(url, info, count_samples(url, info, download), download, cache)
+        return cls(root, info, count_samples(root, info, download), download, cache)
 
     def sample(self, index: int) -> Sample:
         """Read a sample; the hash of its shard's samples.jsonl vouches for its values."""
@@ -88,8 +87,7 @@ class RemoteTables(Tables):
     def fetch_index(self, shard: int) -> bytes:
         """Return the samples.jsonl of a shard, from the cache if it is there."""
         info = self.info.shards[shard]
-        url = f"{self.folder.rstrip('/')}/{info.samples_name}"
-        return self._cache.read_index(url, info.samples_sha256)
+        return self._cache.read_index(f"{self.folder}/{info.samples_name}", info.samples_sha256)
 
     def _parse(self, index: int) -> Sample:
         shard = int(np.searchsorted(self._ends_of_shards, index, side="right"))
@@ -110,10 +108,12 @@ class RemoteTables(Tables):
             return self._read_first_rows(rows.stop)
         return super()._select(rows)
 
-    def _download_first_rows(self, count: int) -> Any:
+    def _download_first_rows(self, count: int) -> Shaped[np.ndarray, " rows"]:
         """Read the first rows of the table of samples; no hash covers a part of it."""
         table = self.info.tables["samples"]
-        store, name = self._cache.store(f"{self.folder.rstrip('/')}/{table.file}")
+        store, name = self._cache.store(f"{self.folder}/{table.file}")
         # The header is what lies before the rows.
         start = table.num_bytes - table.num_rows * SAMPLE.itemsize
-        return np.frombuffer(store.read_range(name, start, start + count * SAMPLE.itemsize), SAMPLE)
+        end = start + count * SAMPLE.itemsize
+        content = store.read_range(name, start, end)
+        return np.frombuffer(content, SAMPLE)
