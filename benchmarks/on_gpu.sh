@@ -6,7 +6,7 @@
 # A stage takes 8 minutes (STAGE_SECONDS) at most; it is then given up, and the next one goes on, as after a failure.
 # OUTPUT gets the results, and <stage>.log with what a stage printed. PYTHON: the interpreter; VIDEOS: a folder, else
 # synthetic ones are generated in OUTPUT/scratch, beside shards; SMALL=1: the same commands at sizes that a CPU
-# takes, to see that they run. TRIALS: a folder with nvdec_trial.py and nvjpeg_trial.py, for the stage `trials`, which
+# takes, to see that they run. TRIALS: a folder with nvdec_trial.py and jpeg_trial.py, for the stage `trials`, which
 # only runs if it is named. With ten minutes, to choose the decoder of a GPU:
 #
 #     TRIALS=FOLDER VIDEOS=FOLDER bash benchmarks/on_gpu.sh OUTPUT trials decode
@@ -39,7 +39,11 @@ run_trials() {
     make_videos && run "$TRIALS/nvdec_trial.py" prepare --videos "$videos" --clips-per-video 1 --out "$clips" || return
   fi
   run "$TRIALS/nvdec_trial.py" all --clips "$clips" --out "$out/nvdec.jsonl" --budget "$([ -n "${SMALL:-}" ] && echo 20 || echo 320)"
-  run "$TRIALS/nvjpeg_trial.py" --videos "$videos" --budget 90 ${SMALL:+--device cpu --seconds 0.1 --clips 1 --threads 1}
+  local jpegs="$TRIALS/jpegs.pkl"
+  if [ ! -e "$jpegs" ]; then
+    make_videos && run "$TRIALS/jpeg_trial.py" prepare --videos "$videos" --count 16 --out "$jpegs" || return
+  fi
+  run "$TRIALS/jpeg_trial.py" all --clips "$jpegs" --out "$out/jpeg.jsonl" --budget "$([ -n "${SMALL:-}" ] && echo 20 || echo 90)"
 }
 
 stage() {
