@@ -501,7 +501,7 @@ def test_bad_input_is_one_sentence(shards: Path, weights: Path, tmp_path: Path) 
     with pytest.raises(InputError, match="nothing does not exist: give a folder"):
         extract(tmp_path / "nothing", tmp_path / "none", weights)
     thinned = write_shards(tmp_path / "thinned", [("v", encode(20))], frame_stride=[4])
-    with pytest.raises(InputError, match=r"stores one frame of every 4: give a multiple of 4"):
+    with pytest.raises(InputError, match=r"every 4: give --frame-stride 4 or a multiple, or --fps"):
         extract(thinned, tmp_path / "none", weights)
     assert not (tmp_path / "none").exists()
 

@@ -208,7 +208,7 @@ class WindowReader:
 
         Raise InputError if the frames of the configured stride are not stored.
         """
-        check_strides(dataset, self.data)
+        check_strides(dataset, self.data, "--frame-stride ", "--fps ")
         for index, sample in enumerate(dataset.samples):
             label = ", ".join(dataset.info.classes[label] for label in sample.labels or ())
             start = partial(self._open_sample, dataset, index)

@@ -341,10 +341,15 @@ def split_step(
     return [clips for clips in passes[rank::world_size] if clips]
 
 
-def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
+def check_strides(
+    dataset: ShardDataset,
+    config: DataConfig,
+    stride_option: str = "data.frame_stride=",
+    fps_option: str = "data.fps=",
+) -> None:
     """Raise InputError if some video does not store every frame that data.frame_stride asks for.
 
-    Segments and data.fps have no stride.
+    Segments and data.fps have no stride. The options are those of the command, for its sentence.
     """
     if config.sampling != "strided" or config.frame_stride is None:
         return
@@ -353,12 +358,12 @@ def check_strides(dataset: ShardDataset, config: DataConfig) -> None:
         return
     # Shards that were made with a frame rate hold videos of several strides.
     fps = dataset.info.encode.get("fps")
-    advice = f"give a multiple of {math.lcm(*stored_strides)}, or set data.fps"
+    advice = f"give {stride_option}{math.lcm(*stored_strides)} or a multiple, or {fps_option}RATE"
     if fps:
-        advice = f"set data.fps={fps:g}"
+        advice = f"give {fps_option}{fps:g}"
     raise InputError(
-        f"data.frame_stride is {config.frame_stride}, but {dataset.folder} stores one frame of"
-        f" every {' or '.join(map(str, stored_strides))}: {advice} instead"
+        f"the frame stride is {config.frame_stride}, but {dataset.folder} stores one frame of every"
+        f" {' or '.join(map(str, stored_strides))}: {advice}"
     )
 
 
