@@ -36,7 +36,7 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
     if changed:
         raise InputError(
             f"{folder} has features made with other settings ({', '.join(changed)}): choose another"
-            " OUT, or remove it"
+            " folder for these, or remove it"
         )
 
 

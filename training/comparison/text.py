@@ -122,8 +122,9 @@ def describe_cue(comparison: Comparison) -> str:
         return f"Motion decides here: {reached}."
     if is_clear(comparison.subtract(scene, motion)):
         return f"Appearance decides here: {reached}."
-    if is_clear(comparison.subtract(motion, majority)):
-        return f"Neither motion nor appearance alone decides here: {reached}."
+    gains = [comparison.subtract(entry, majority) for entry in (motion, scene)]
+    if any(is_clear(gain) for gain in gains):
+        return f"Neither motion nor appearance is clearly ahead here: {reached}."
     return f"What needs no encoder says little about these classes: {reached}."
 
 
