@@ -10,11 +10,13 @@ from torch import Tensor
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; return [] while there is none."""
+    """Read the whole lines of metrics.jsonl; return [] while there is none."""
     file = run / "metrics.jsonl"
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    lines = file.read_text().splitlines(keepends=True)
+    # A run may be writing its last line, or a kill may have cut it off.
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def read_losses(run: Path) -> dict[int, float]:
