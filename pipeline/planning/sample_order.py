@@ -457,7 +457,7 @@ def _find_smallest_hashes(dataset: ShardDataset, count: int, seed: int) -> Ints:
     hashes = np.empty((0, 4), np.uint64)
     samples = np.empty(0, np.int64)
     start = 0
-    for block in chain.from_iterable(part.read_hashes() for part in dataset.parts):
+    for block in dataset.read_hashes():
         block[:, 0] ^= flipped_bits
         in_block = np.flatnonzero(block[:, 0] <= limit)
         hashes = np.concatenate((hashes, block[in_block]))

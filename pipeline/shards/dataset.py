@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Shaped, UInt8, UInt64
 
 from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
@@ -148,6 +148,11 @@ class ShardDataset:
         max_rows: of each dataset, from its first sample on.
         """
         return np.concatenate([part.column(name, slice(max_rows)) for part in self.parts])
+
+    def read_hashes(self) -> Iterator[UInt64[np.ndarray, "rows 4"]]:
+        """Yield the SHA-256 of all samples in blocks, each as four words of the hash in order."""
+        for part in self.parts:
+            yield from part.read_hashes()
 
     def mark_classes(self, labels: Iterable[Sequence[int]]) -> UInt8[np.ndarray, "samples classes"]:
         """Encode the classes of samples as ones and zeros (multi-hot)."""

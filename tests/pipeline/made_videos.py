@@ -18,8 +18,9 @@ import av
 import numpy as np
 
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import DatasetInfo, Sample
+from adamae.pipeline.shards.format import SAMPLE, DatasetInfo, Sample
 from adamae.pipeline.shards.gops import GopIndex, VideoSlice
+from adamae.pipeline.shards.index import Tables
 from adamae.shard_tools.codecs import CODECS, open_encoder
 from adamae.shard_tools.encoding.encode import VideoWriter
 from adamae.shard_tools.encoding.picture import FrameConverter
@@ -252,3 +253,17 @@ def broken_copy(source: Path, folder: Path, keys: set[str], start: float = 0.5) 
             shard = np.memmap(dataset.shards[dataset.shard_of(index)], np.uint8, "r+")
             shard[sample.offset + int(sample.size * start)] ^= 0xFF
     return dataset
+
+
+def make_hashes(num_samples: int) -> ShardDataset:
+    """Return a dataset of which only hashes are known; each fourth one is a copy of another."""
+    rows = np.zeros(num_samples, SAMPLE)
+    words = np.random.default_rng(0).integers(0, 2**64, (num_samples, 4), np.uint64)
+    words[::4] = words[-1]
+    # Some differ in later words alone.
+    words[1::50, 0] = words[1, 0]
+    rows["sha256"] = words.astype(">u8").view(rows["sha256"].dtype)[:, 0]
+    info = DatasetInfo(num_samples, 0, 0, [], {}, [])
+    tables = Tables("made", info, np.array([num_samples]), lambda table: Path(table.file))
+    tables.rows = rows
+    return ShardDataset([tables])

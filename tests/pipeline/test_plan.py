@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_videos import make_hashes
 
 from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
@@ -29,7 +30,7 @@ from adamae.pipeline.planning.sample_order import choose_subset
 from adamae.pipeline.reading.cache import ShardCache
 from adamae.pipeline.shards import index as index_module
 from adamae.pipeline.shards.dataset import ShardDataset
-from adamae.pipeline.shards.format import SAMPLE, DatasetInfo, Sample, ShardInfo, TableInfo
+from adamae.pipeline.shards.format import DatasetInfo, Sample, ShardInfo, TableInfo
 from adamae.pipeline.shards.index import Tables
 from adamae.shard_tools.write import RowWriter
 
@@ -358,20 +359,6 @@ def test_subsets_are_fixed_and_nested() -> None:
     assert list_subset(3, seed=0) < subset
     with pytest.raises(InputError, match="holds only 20"):
         make_plan(dataset, DataConfig(frame_stride=1, subset=21))
-
-
-def make_hashes(num_samples: int) -> ShardDataset:
-    """Return a dataset of which only hashes are known; each fourth one is a copy of another."""
-    rows = np.zeros(num_samples, SAMPLE)
-    words = np.random.default_rng(0).integers(0, 2**64, (num_samples, 4), np.uint64)
-    words[::4] = words[-1]
-    # Some differ in later words alone.
-    words[1::50, 0] = words[1, 0]
-    rows["sha256"] = words.astype(">u8").view(rows["sha256"].dtype)[:, 0]
-    info = DatasetInfo(num_samples, 0, 0, [], {}, [])
-    tables = Tables("made", info, np.array([num_samples]), lambda table: Path(table.file))
-    tables.rows = rows
-    return ShardDataset([tables])
 
 
 @pytest.mark.parametrize("count", [1, 37, 600, 999])

@@ -1,18 +1,26 @@
 """Warnings before a run begins."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
-from made_videos import encode, write_shards
+from made_videos import encode, make_hashes, write_shards
 
 from adamae.common.errors import InputError
 from adamae.export import convert
 from adamae.model.weights.pretrained import Weights
+from adamae.pipeline.shards import index as index_module
 from adamae.pipeline.shards.dataset import ShardDataset
+from adamae.training import startup_warnings as warnings_module
 from adamae.training.config import parse
-from adamae.training.startup_warnings import startup_warnings, warn_of_flips, warn_of_scale
+from adamae.training.startup_warnings import (
+    count_shared_videos,
+    startup_warnings,
+    warn_of_flips,
+    warn_of_scale,
+)
 
 CPU = torch.device("cpu")
 LONG = ("model.num_frames=8", "data.frame_stride=2")
@@ -106,6 +114,26 @@ def test_validation_on_what_is_learnt_from_is_counted(shards: Path, tmp_path: Pa
     other = write_shards(tmp_path / "other", [("w", same), ("x", encode(20, first=7))], classes=2)
     # One video of the others has the same bytes under another name.
     assert "1 of 2 videos" in warn(shards, *SHORT, f"evaluation.shards={other}")[0]
+
+
+def test_counting_shared_videos_takes_the_memory_of_some_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 2**10)
+    # Sources are in a table that these datasets lack.
+    monkeypatch.setattr(warnings_module, "MAX_SOURCES", 0)
+    training = make_hashes(200_000)
+    held_out = make_hashes(1000)
+    hashes = held_out.parts[0].rows["sha256"]
+    # A hundred differ, but not in the first eight bytes.
+    hashes[:100] = [bytes(digest)[:8] + bytes(24) for digest in hashes[:100]]
+    tracemalloc.start()
+    num_shared = count_shared_videos(held_out, training)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_shared == 900
+    # The hashes alone are 6.4 MB.
+    assert peak < 1e6
 
 
 @pytest.mark.parametrize(
