@@ -6,7 +6,7 @@ Lists omit extensions and folders, and write names as another system did.
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -44,29 +44,30 @@ class Finder:
         self._index: TempTable | None = None
         self._list = lru_cache(MAX_LISTED_FOLDERS)(self._list_folder)
 
-    def find(self, name: str) -> str | None:
-        """Return the path of the video, or folder of frames, that a list means by a name."""
+    def find(self, name: str, endings: Sequence[str] = ("",)) -> tuple[str | None, str]:
+        """Return the path of the video, or folder of frames, that a list means by a name.
+
+        The file may be called as the name with one of `endings` behind it, which is returned too;
+        the first of them that a file has in the folder of the name is taken, or else in any folder.
+        """
         if self.finds_urls and is_remote(name):
             name = name.partition("?")[0].rpartition("/")[2]
-        extensions = ("",) if has_video_extension(name) else OMITTED_EXTENSIONS
-        for extension in extensions:
-            path = self._look_at(name + extension)
-            if path is not None:
-                return path
-        matches = self._look_up(name)
-        if len(matches) == 1:
-            return self._look_at(matches[0])
+        for search in (self._search_folder, self._search_index):
+            for ending in endings:
+                path = search(name + ending)
+                if path is not None:
+                    return path, ending
         # The list may be in Windows-1252.
         text = name if name.isascii() else to_text(name)
-        return self.find(text) if text != name else None
+        return self.find(text, endings) if text != name else (None, "")
 
     def has(self, name: str) -> bool:
         """Return whether there is a video of this name, which may lack the suffix."""
-        return bool(name) and self.find(name + self.suffix) is not None
+        return bool(name) and self.find(name + self.suffix)[0] is not None
 
     def count_frames(self, name: str) -> int:
         """Return the number of frames in a folder of this name; 0 if there is none."""
-        path = self.find(name)
+        path, _ = self.find(name)
         if path is None:
             return 0
         folder = self.root / path
@@ -83,17 +84,24 @@ class Finder:
             return path, path
         return relative, path
 
-    def _look_at(self, name: str) -> str | None:
-        """Return the path if it is a file or a folder of frames."""
+    def _search_folder(self, name: str) -> str | None:
+        """Return the path of a file or a folder of frames that lies where its name says."""
         name = name.rstrip("/")
         folder, slash, base = name.rpartition("/")
-        is_file = self._list(folder + slash).get(base)
-        if is_file is None:
-            return None
-        path = os.path.join(self.root, name)
-        if is_file or (os.path.isdir(path) and is_frame_folder(path)):
-            return name
+        entries = self._list(folder + slash)
+        for extension in ("",) if has_video_extension(base) else OMITTED_EXTENSIONS:
+            is_file = entries.get(base + extension)
+            if is_file is None:
+                continue
+            path = os.path.join(self.root, name + extension)
+            if is_file or (os.path.isdir(path) and is_frame_folder(path)):
+                return name + extension
         return None
+
+    def _search_index(self, name: str) -> str | None:
+        """Return the path of the only file that is called so in any folder."""
+        matches = self._look_up(name)
+        return self._search_folder(matches[0]) if len(matches) == 1 else None
 
     def _list_folder(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, and whether they are files; none if it cannot be listed."""
@@ -129,9 +137,17 @@ class Finder:
         The folders of one must be the last folders of the other: /home/x/walk/c.mp4 means
         walk/c.mp4, and c means both walk/c.mp4 and run/c.mp4.
         """
+        if self._index is None:
+            return []
         parts = _normalize(name)
+        download = f"[{name}]"
+        query = "SELECT name, path FROM files WHERE name IN (?, ?)"
         matches = []
-        for path in self._get_paths(parts[-1]):
+        downloads = []
+        for key, path in self._index.run(query, parts[-1], download):
+            if key == download:
+                downloads.append(path)
+                continue
             path_parts = _normalize(path)
             length = min(len(path_parts), len(parts))
             if path_parts[-length:] == parts[-length:]:
@@ -140,13 +156,7 @@ class Finder:
         exact = [path for path in matches if path.endswith(name)]
         if len(exact) == 1:
             return exact
-        return matches or self._get_paths(f"[{name}]")
-
-    def _get_paths(self, name: str) -> list[str]:
-        if self._index is None:
-            return []
-        rows = self._index.run("SELECT path FROM files WHERE name = ?", name)
-        return [path for (path,) in rows]
+        return matches or downloads
 
     def explain(self, name: str) -> str:
         """Return the reason why a name is not found."""

@@ -129,7 +129,9 @@ class ListReader:
             raise InputError(f"{self.where}: {entry.error}: {fix} (path,start,end,label)")
         if len(readings) == 1 and entry in formats.PUBLISHED:
             return entry, readings[0]
-        self._require_videos()
+        # The column of the contract is one of videos, whatever is found of these.
+        if entry is not formats.CONTRACT or not readings:
+            self._require_videos()
         doubts = self._find_doubts(readings[0]) if len(readings) == 1 else []
         if len(readings) != 1 or doubts:
             raise self._ask(entry, readings, doubts)
@@ -316,12 +318,9 @@ class ListReader:
         cell = self.reading.get("path", row)
         if isinstance(cell, ParquetCell):
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
-        path = self.finder.find(name)
-        if segment:
-            trimmed = self._find_trimmed(name, path, segment)
-            if trimmed is not None:
-                path = trimmed
-                segment = None
+        path, ending = self.finder.find(name, _list_endings(name, segment))
+        if ending or (segment and _is_trimmed(name, segment)):
+            segment = None
         if path is None and is_remote(name):
             if cells.HALF_A_PAIR.search(name):
                 problem = "no file can have its name"
@@ -361,28 +360,6 @@ class ListReader:
             self.num_labels[labels[0]] += 1
         return labels
 
-    def _find_trimmed(self, name: str, path: str | None, segment: Segment) -> str | None:
-        """Return the path of a file whose name says that it is already cut to the segment, or None.
-
-        Kinetics' files are <id>_000010_000020.mp4, VGGSound's <id>_000010.mp4, and those of other
-        datasets <id>_10_20.mp4. Where the whole video is there, at `path`, no other is looked for:
-        it shows the same, and each look-up costs as much as all else of a row.
-        """
-        padded_start = f"_{segment.start:06.0f}"
-        endings = (
-            f"{padded_start}_{segment.end:06.0f}",
-            f"_{segment.start:g}_{segment.end:g}",
-        )
-        if os.path.splitext(name)[0].endswith(endings):
-            return path
-        if path is not None:
-            return None
-        for ending in (*endings, padded_start):
-            trimmed = self.finder.find(name + ending)
-            if trimmed is not None:
-                return trimmed
-        return None
-
     def _require_equal_labels(self) -> None:
         """Raise InputError if some labels are numbers and others names.
 
@@ -419,6 +396,27 @@ class ListReader:
             parts.append(f"{self.num_left_out} rows of {self.format.left_out[2]} left out")
         parts.append(f"format: {self.format.name}; below {self.finder.root}")
         return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
+
+
+def _list_trims(segment: Segment) -> tuple[str, str]:
+    """Return what the names of files end in that are cut to a segment.
+
+    Kinetics' files are <id>_000010_000020.mp4, those of other datasets <id>_10_20.mp4.
+    """
+    padded = f"_{segment.start:06.0f}_{segment.end:06.0f}"
+    return padded, f"_{segment.start:g}_{segment.end:g}"
+
+
+def _is_trimmed(name: str, segment: Segment) -> bool:
+    """Return whether a name says that its file is already cut to the segment."""
+    return os.path.splitext(name)[0].endswith(_list_trims(segment))
+
+
+def _list_endings(name: str, segment: Segment | None) -> tuple[str, ...]:
+    """Return what the name of a row's file may end in; VGGSound's are <id>_000010.mp4."""
+    if segment is None or has_video_extension(name):
+        return ("",)
+    return ("", *_list_trims(segment), f"_{segment.start:06.0f}")
 
 
 def _explain_kind(path: str) -> str | None:

@@ -592,6 +592,12 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
         [("run/EEEEEEEEEEE_12_22.mp4", "run")],
     ),
     (
+        "trimmed files alone",
+        "path,start,end,label\nBBBBBBBBBBB,10,20,run\nEEEEEEEEEEE,12,22,walk\n",
+        {},
+        [("BBBBBBBBBBB_000010_000020.mp4", "run"), ("run/EEEEEEEEEEE_12_22.mp4", "walk")],
+    ),
+    (
         "seconds without a header",
         "a.mp4,0.0,3.0,run\nb.mp4,1.0,2.0,walk\n",
         {"columns": "path=1,start=2,end=3,label=4"},
