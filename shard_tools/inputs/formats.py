@@ -161,9 +161,12 @@ class Format(NamedTuple):
                     columns[role] = by_key.get(name.lower(), "")
             allowed = {name.lower() for name in reading.columns.values()}
             allowed.update(self.unused.lower().split(","))
-            if "" not in columns.values() and by_key.keys() <= allowed:
-                rest = FIELDS if len(names) > len(columns) else ""
-                readings.append(replace(reading, columns=columns, rest=rest))
+            # A list with the columns of one reading alone is another's: IKEA ASM has those of COIN
+            # but the class, and counts frames.
+            if "" in columns.values() or not by_key.keys() <= allowed:
+                return []
+            rest = FIELDS if len(names) > len(columns) else ""
+            readings.append(replace(reading, columns=columns, rest=rest))
         return readings
 
     def match_rows(self, rows: Sequence[Row], path: str, num_frames: Sequence[int]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from adamae.common.commands import command_line, repeat_command
 from adamae.common.errors import InputError, QuestionError
@@ -190,15 +191,24 @@ class ListReader:
         doubts = []
         is_label_used = not (self.options.unlabeled or self.options.label_folder)
         if is_label_used and "label" in reading.columns and "label" not in reading.units:
-            doubt = find_doubt(self.table.list_values(reading.columns["label"]))
+            name = reading.columns["label"]
+            labels = self.table.list_values(name)
+            doubt = find_doubt(labels) or self._find_files(labels)
             if doubt:
-                name = reading.columns["label"]
                 column = name if self.table.is_named else f"column {name}"
                 doubts.append(doubt._replace(reason=f"{column} {doubt.reason}"))
         preview = self._preview(reading)
         if preview.num_differing:
             doubts.append(Doubt(preview.describe_differing(), None))
         return doubts
+
+    def _find_files(self, labels: list[Any]) -> Doubt | None:
+        """Return a doubt if all labels name files: FaceForensics lists pairs of videos by ids."""
+        texts = list(map(to_text, labels))
+        # Class ids are numbers, too, and so are the names of many files.
+        if all(map(is_id, texts)) or not all(map(self.finder.has, texts)):
+            return None
+        return Doubt("names files, too")
 
     def _preview(self, reading: Reading) -> Preview:
         """Return what a reading makes of the sampled rows."""

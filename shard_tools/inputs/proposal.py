@@ -20,7 +20,7 @@ from adamae.shard_tools.inputs.cells import (
 from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.inputs.classes import is_id
 from adamae.shard_tools.inputs.reading import FIELDS, MARKS, NUM_NAMED, UNITS, Reading
-from adamae.shard_tools.inputs.table_reader import Table
+from adamae.shard_tools.inputs.table_reader import Table, is_like_path
 
 # What columns are called, in lower case.
 PATH = re.compile(r"(?i)path|file|video|vid|clip|name|url|^id$|^key$")
@@ -94,6 +94,8 @@ def find_doubt(cells: Sequence[Any]) -> Doubt | None:
         return Doubt("holds lists that cannot be read: write them as [0, 2]")
     if lists:
         return _find_doubt_of_lists(lists)
+    if texts and all(map(is_like_path, texts)):
+        return Doubt("names files, too")
     numbers = [text for text in texts if parse_time(text) is not None]
     if any(not WHOLE.fullmatch(text) for text in numbers):
         return Doubt("holds fractions, not classes")

@@ -202,7 +202,7 @@ def _score(table: Table, is_file: IsFile) -> Table:
                 elif isinstance(part, (str, int)):
                     text = str(part).strip()
                     num_found[name] += is_file(text)
-                    num_similar[name] += has_video_extension(text) or is_remote(text)
+                    num_similar[name] += is_like_path(text)
     # The first of several equal columns is taken.
     path = max(names, key=lambda name: (num_found[name], num_similar[name]), default="")
     header = names if table.is_named else map(_to_name, rows[0].values())
@@ -214,6 +214,13 @@ def _score(table: Table, is_file: IsFile) -> Table:
         num_similar=num_similar[path],
         num_scored=len(chosen),
     )
+
+
+def is_like_path(text: str) -> bool:
+    """Return whether a text has the extension of a video, or is a URL."""
+    # No URL holds a space: behind one stands another column, such as the label.
+    is_url = is_remote(text) and " " not in text
+    return is_url or has_video_extension(text)
 
 
 def _to_name(cell: Any) -> str:

@@ -548,6 +548,12 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("NFD", "path,label\nrun/vide\u0301o.mp4,run\n", {}, [("run/vidéo.mp4", "run")]),
     ("backslashes", "path,label\nwalk\\c.mp4,walk\n", {}, [("walk/c.mp4", "walk")]),
     ("quotes", '"a.mp4","run"\n"b.mp4","walk"\n', {}, AB),
+    (
+        "URLs and labels",
+        "https://host.invalid/e.mp4 run\nhttps://host.invalid/f.mp4 walk\n",
+        {},
+        [("https://host.invalid/e.mp4", "run"), ("https://host.invalid/f.mp4", "walk")],
+    ),
     ("tabs", "a.mp4\trun\n\nb.mp4\twalk\n", {}, AB),
     (
         "rows are numbered",
@@ -706,6 +712,19 @@ SHOWN: list[tuple[str, Any, str, str]] = [
         "path,start,label\na.mp4,1,run\n",
         "path=path,label=label,rest=fields",
         "start has no end",
+    ),
+    (
+        "pairs",
+        "path,label\na.mp4,b.mp4\nb.mp4,42.webm\n",
+        "path=path,rest=fields",
+        "label names files",
+    ),
+    ("pairs of ids", [["a", "b"], ["b", "42"]], "path=1,rest=fields", "column 2 names files, too"),
+    (
+        "IKEA ASM",
+        {"x": {"a": {"annotation": [{"segment": [0, 12], "label": "spin"}], "subset": "train"}}},
+        "path=key,segment=annotation.segment,label=annotation.label,split=subset",
+        "segment .seconds",
     ),
     ("frames, labels", "20bn/7 5 1\n20bn/8 5 3 5\n", "path=1,label=2:spaces", "several labels"),
     ("fractions", "path,label\na.mp4,0.25\nb.mp4,0.5\n", "path=path,rest=fields", "fractions"),
