@@ -15,7 +15,14 @@ from tempfile import TemporaryDirectory
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["adamae.train", "adamae.evaluate", "torch._dynamo", "torch.distributed.launcher.api"]
+    [
+        "adamae.train",
+        "adamae.evaluate",
+        "torch._dynamo",
+        "torch.distributed.launcher.api",
+        # The first rank alone imports it, for seconds in which the others would wait.
+        "torch.utils.tensorboard",
+    ]
 )
 
 
@@ -33,11 +40,11 @@ def start(
 def run(
     command: Sequence[object], env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command as subprocess.run does, with captured text and a timeout of four minutes."""
+    """Run a command as subprocess.run does, with captured text and a timeout of eight minutes."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         err = Path(folder) / "err"
-        code = wait(start(command, out, err, env), 240)
+        code = wait(start(command, out, err, env), 480)
         return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
 
 

@@ -1,4 +1,8 @@
-"""Look at processes that tests have started, signal them, and wait for what they do."""
+"""Look at processes that tests have started, signal them, and wait for what they do.
+
+A wait ends when its condition holds. Its limit is only for what never happens: ten times what a
+quiet machine needs, as tests share their cores with other work.
+"""
 
 import os
 import signal
@@ -18,6 +22,15 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
+def read_lines(file: Path) -> list[str]:
+    """Read the whole lines of a file that another process writes; return [] while there is none."""
+    if not file.exists():
+        return []
+    lines = file.read_text(errors="replace").splitlines(keepends=True)
+    # The last one may be half written, or a kill may have cut it off.
+    return [line for line in lines if line.endswith("\n")]
+
+
 def send(pids: Iterable[int], number: int) -> None:
     """Send a signal to processes, some of which may have ended."""
     for pid in pids:
@@ -34,8 +47,12 @@ def is_alive(pid: int) -> bool:
 
 
 def are_asleep(pids: list[int]) -> bool:
-    """Return whether all processes wait for something."""
-    return all(_read_state(pid) == "S" for pid in pids)
+    """Return whether all processes wait for something, and not only for a moment."""
+    for _ in range(20):
+        if any(_read_state(pid) != "S" for pid in pids):
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _read_state(pid: int) -> str:

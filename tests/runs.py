@@ -5,18 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import read_lines
 from safetensors.torch import load_file
 from torch import Tensor
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
     """Read the whole lines of metrics.jsonl; return [] while there is none."""
-    file = run / "metrics.jsonl"
-    if not file.exists():
-        return []
-    lines = file.read_text().splitlines(keepends=True)
-    # A run may be writing its last line, or a kill may have cut it off.
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in read_lines(run / "metrics.jsonl")]
 
 
 def read_losses(run: Path) -> dict[int, float]:

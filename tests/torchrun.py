@@ -5,18 +5,21 @@ Agents and workers are forked from a process that has imported everything (forke
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
 from forked import SERVER
-from processes import is_alive, send, wait_for
+from processes import is_alive, read_lines, send, wait_for
+from runs import read_rows
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -45,6 +48,21 @@ def slow_down(seconds: float) -> None:
         return loss(*inputs)
 
     Pretraining.loss = slow_loss  # type: ignore[method-assign]
+
+
+def hold(run: Path, num_steps: int, released: Path) -> None:
+    """Let a run go no further than a step after it has logged `num_steps`, until it is released.
+
+    released: a file; it goes on when that is there.
+    """
+    loss = Pretraining.loss
+
+    def wait_and_compute(*inputs: Any) -> Any:
+        while len(read_rows(run)) >= num_steps and not released.exists():
+            time.sleep(0.01)
+        return loss(*inputs)
+
+    Pretraining.loss = wait_and_compute  # type: ignore[method-assign]
 
 
 def enter_own_folder(folder: Path) -> None:
@@ -105,7 +123,7 @@ class Job:
     def workers(self, node: int | None = None) -> dict[int, int]:
         """Return the process ids by rank, of one node or all."""
         pids = {}
-        for line in self.pids.read_text().splitlines():
+        for line in read_lines(self.pids):
             worker_node, rank, pid = map(int, line.split())
             if node in (None, worker_node):
                 pids[rank] = pid
@@ -122,7 +140,7 @@ class Job:
         """Return the log."""
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float = 120) -> list[int | None]:
+    def wait(self, seconds: float = 240) -> list[int | None]:
         """Return the agents' exit codes, when they have ended or so many seconds have passed."""
         wait_for(self.is_over, seconds)
         return [agent.exitcode for agent in self.agents]
@@ -199,7 +217,10 @@ def _run_worker(node: int, arguments: list[str], before: Callable[[], object], p
 
 
 def free_port() -> int:
-    """Return a port that no process listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no process listens on now, and that none gets unless it asks for it."""
+    while True:
+        # Linux gives those from 32768 on to outgoing connections, and to servers at "any port".
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port

@@ -28,7 +28,7 @@ from adamae.training.run_dir import BackgroundWriter, RunDir
 
 STATE = TrainState(step=1, global_batch=16, dataset="these")
 # After so many seconds, an event that a test waits for will not come.
-TIMEOUT_S = 20
+TIMEOUT_S = 120
 
 
 class Small:
@@ -229,9 +229,13 @@ def test_a_second_ctrl_c_does_not_wait_for_the_writer() -> None:
     done = threading.Event()
     writer = BackgroundWriter()
     writer.start(lambda: (gate.wait(TIMEOUT_S), done.set()))
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupt_and_wait() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         writer.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_and_wait()
     writer.wait()
     assert not done.is_set()
     gate.set()

@@ -140,4 +140,4 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wandb.tensorboard.unpatch()
     (file,) = tmp_path.rglob("*.wandb")
     # The service of wandb is a process of its own, which writes when it has the time.
-    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 60)
+    assert wait_for(lambda: b"train/loss" in file.read_bytes(), 240)

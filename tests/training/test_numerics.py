@@ -93,7 +93,7 @@ def test_ended_on_a_gpu_and_started_again_a_run_has_the_same_bits(
     process = forked.start([*command, f"run={run}"], log, log)
     assert wait_for(lambda: len(read_rows(run)) >= 20, 240), log.read_text()
     os.kill(process.pid or 0, number)
-    forked.wait(process, 60)
+    forked.wait(process, 240)
     assert not (run / "checkpoints/step-00000060").exists(), "too late to prove anything"
     assert forked.run([*command, f"run={run}"]).returncode == 0
     assert is_same(load_weights(run, 60), load_weights(whole, 60))

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 LONG = ("model.num_frames=8", "data.frame_stride=2")
 SHORT = ("model.num_frames=2", "data.frame_stride=1")
 
-RECIPES = sorted(Path("configs").glob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ def test_videos_shorter_than_a_clip_are_counted(shards: Path) -> None:
     assert warn(shards, *LONG, "model.num_frames=2") == []
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_what_cannot_be_exported_is_said_in_the_recipe_and_before_the_run(
     recipe: Path, shards: Path
 ) -> None:

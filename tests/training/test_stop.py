@@ -37,6 +37,7 @@ def test_a_signal_is_noted_and_said(
 def test_many_signals_are_one_and_only_a_second_ctrl_c_ends_the_run_at_once(
     request_: StopRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stop, "DEBOUNCE_S", 1000.0)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         send(number)
     send(signal.SIGINT)
