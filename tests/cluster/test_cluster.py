@@ -20,7 +20,8 @@ from adamae.common.errors import BAD_INPUT, INTERRUPTED, STOPPED
 from adamae.training.config import parse
 
 LAUNCH = ROOT / "launch"
-STEPS = 40
+# So many that a stop comes before the last one, however busy the machine is.
+STEPS = 100
 
 # Slurm's commands, for nodes that are this machine.
 FAKES = {
@@ -108,10 +109,10 @@ class Command:
 
         try:
             if stop_at:
-                assert wait_for(has_stepped_or_ended, 200)
+                assert wait_for(has_stepped_or_ended, 300)
                 assert process.poll() is None, self.log.read_text()
                 process.send_signal(signal_number)
-            return process.wait(200)
+            return process.wait(300)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -171,8 +172,9 @@ def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
 TRAINING = """
     [ -n "$AT_ONCE" ] && exit $CODE
     trap 'exit $CODE' TERM
+    until [ -s "$FAKES/tasks" ]; do sleep 0.01; done
     touch "$FAKES/trains"
-    for ((n = 0; n < 600; n++)); do sleep 0.1; done"""
+    for ((n = 0; n < 6000; n++)); do sleep 0.1; done"""
 
 
 @pytest.mark.parametrize(
@@ -199,12 +201,12 @@ def test_a_slurm_job_requeues_itself_if_it_was_stopped_and_has_saved(
     command = ["bash", str(LAUNCH / "slurm.sbatch")]
     script = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     if signaled:
-        assert wait_for((fakes / "trains").exists, 60)
+        assert wait_for((fakes / "trains").exists, 120)
     if signaled == "script":
         script.send_signal(signal.SIGUSR1)
     elif signaled == "steps":
         subprocess.run([fakes / "scancel"], env=environment, check=True)
-    _, message = script.communicate(timeout=60)
+    _, message = script.communicate(timeout=120)
     assert script.returncode == code
     assert (fakes / "requeued").exists() == is_requeued
     assert ("raise --time" in message) == (signaled == "script" and not is_requeued)

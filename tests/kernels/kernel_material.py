@@ -15,7 +15,8 @@ from adamae.kernels.scatter_tokens import scatter_tokens
 from adamae.model.sampling_loss import sampling_loss
 
 # 2·2·3 = 12 patches of 2·8·8 pixels in each clip.
-CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8)
+GENERATOR = torch.Generator().manual_seed(0)
+CLIP = torch.randint(0, 256, (2, 4, 16, 24, 3), dtype=torch.uint8, generator=GENERATOR)
 IDS = torch.tensor([[0, 3, 11], [1, 2, 7]])
 
 

@@ -208,8 +208,8 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
             def are_written() -> bool:
                 return all(memory[start : start + 9] != bytes(9) for start in starts)
 
-            assert wait_for(are_written, 30)
-            assert wait_for(lambda: are_asleep(list_workers()), 30)
+            assert wait_for(are_written, 120)
+            assert wait_for(lambda: are_asleep(list_workers()), 120)
         next(batches)
         assert loader.counters["batches_ready"] == 2, "and no more"
 

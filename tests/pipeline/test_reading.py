@@ -153,15 +153,17 @@ def test_lasting_faults_end_a_run_in_one_sentence(
 def test_lasting_faults_end_a_read_in_one_sentence(
     store: S3Server, uploaded: str, kind: Kind, says: str
 ) -> None:
+    patient = ObjectStore(uploaded)
+    content = patient.read_range(SHARD, 0, 9)
+    # The client of S3 repeats some requests by itself, for minutes.
     client = ObjectStore(uploaded, timeout=0.3)
-    content = client.read_range(SHARD, 0, 9)
     store.inject(kind, SHARD)
     with pytest.raises(InputError, match=says) as failure:
         client.read_range(SHARD, 0, 9)
     assert f"{uploaded}/{SHARD}" in str(failure.value)
     assert "\n" not in str(failure.value)
     store.heal()
-    assert client.read_range(SHARD, 0, 9) == content
+    assert patient.read_range(SHARD, 0, 9) == content
 
 
 REQUESTS = {
@@ -241,7 +243,7 @@ def test_downloads_are_resumed(
     content = os.urandom(3 * 2**20 + 5)
     request(store.url, "PUT", "/bucket")
     request(store.url, "PUT", "/bucket/large/file.tar", content)
-    bucket = ObjectStore("s3://bucket/large", timeout=5)
+    bucket = ObjectStore("s3://bucket/large")
     copy = tmp_path / "partial"
     copy.write_bytes(content[: 2**20 + 7])
     store.inject("cut", "file.tar", times=2)
@@ -262,13 +264,13 @@ def test_a_protocol_that_does_not_exist_is_one_sentence() -> None:
 def test_nobody_waits_for_a_silent_store_when_the_loader_closes(
     store: S3Server, uploaded: str, tmp_path: Path
 ) -> None:
-    loader = make_loader(make_config(uploaded, tmp_path), tmp_path)
+    loader = make_loader(make_config(uploaded, tmp_path, download_timeout_s=1000), tmp_path)
     store.inject("silent", ".tar")
     batch = thread(lambda: next(loader.batches(0)))()
-    assert wait_for(lambda: any(line.endswith(".tar") for line in store.requests), 30)
+    assert wait_for(lambda: any(line.endswith(".tar") for line in list(store.requests)), 120)
     started = time.monotonic()
     loader.close()
-    assert time.monotonic() - started < 20, "the store would be silent for ever"
+    assert time.monotonic() - started < 100, "the store would be silent for ever"
     assert not batch.done() or batch.exception()
 
 
@@ -314,7 +316,7 @@ def test_each_worker_downloads_its_shards_ahead(bucket: str, tmp_path: Path) -> 
         connection, _ = Pipe()
         worker = DecodeWorker(setup._replace(number=number), memory, connection)
         worker.read_ahead(Chunk(0, 0, 0, 0))
-        assert wait_for(lambda shards=shards: list_cached(tmp_path) == shards, 30)
+        assert wait_for(lambda shards=shards: list_cached(tmp_path) == shards, 120)
 
 
 def test_copies_nobody_needs_make_room(bucket: str, short_shards: Path, tmp_path: Path) -> None:

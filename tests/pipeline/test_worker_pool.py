@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loading import (
@@ -30,6 +31,7 @@ from made_videos import encode, write_shards
 from processes import is_alive, list_descendants, take_interrupts, wait_for
 
 from adamae.common.errors import InputError
+from adamae.pipeline import worker_pool
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.decode_worker import DecodeWorker
 from adamae.pipeline.loader import ClipLoader
@@ -66,7 +68,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Interpreter:
 
 
 def kill_sleepers(ended: threading.Event) -> None:
-    """Kill every worker that sleeps for half a second without using the CPU: it reads the pipe."""
+    """Kill every worker that sleeps for a second without using the CPU: it reads the pipe."""
     naps: Counter[tuple[int, ...]] = Counter()
     while not ended.wait(0.05):
         # A worker may have ended since it was listed.
@@ -78,15 +80,15 @@ def kill_sleepers(ended: threading.Event) -> None:
                 if state == "S":
                     nap = worker, user_time, system_time
                     naps[nap] += 1
-                    if naps[nap] > 10:
+                    if naps[nap] > 20:
                         os.kill(worker, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("threads", "is_killed", "reason"),
     [
-        (1, False, "reading and decoding took more than 1 s"),
-        (2, False, "reading and decoding took more than 1 s"),
+        (1, False, "reading and decoding took more than 2 s"),
+        (2, False, "reading and decoding took more than 2 s"),
         (1, True, "the process that decoded it was ended by SIGKILL"),
     ],
 )
@@ -94,15 +96,17 @@ def test_a_video_at_which_workers_hang_or_die_is_replaced(
     stuck: ShardDataset, tmp_path: Path, threads: int, is_killed: bool, reason: str
 ) -> None:
     """The other videos of its chunk are decoded once more, by themselves."""
-    config = replace(CONFIG, num_workers=threads, decode_timeout_s=60.0 if is_killed else 1.0)
+    config = replace(CONFIG, num_workers=threads, decode_timeout_s=60.0 if is_killed else 2.0)
     report = tmp_path / "quarantine.jsonl"
     ended = threading.Event()
     killer = threading.Thread(target=kill_sleepers, args=(ended,))
     if is_killed:
         killer.start()
     with open_loader(stuck, config, report) as (plan, loader):
-        batches = list(islice(loader.batches(0), 5))
-        ended.set()
+        try:
+            batches = list(islice(loader.batches(0), 5))
+        finally:
+            ended.set()
         assert (loader.counters["timeouts"] == 0) == is_killed
     assert check_frames(batches, plan, stuck, bad={"v03"}) > 0
     (line,) = map(json.loads, report.read_text().splitlines())
@@ -116,22 +120,28 @@ def test_no_intact_video_is_blamed_for_workers_that_are_killed(
     for prefetch in (1, 4):
         report = tmp_path / "quarantine.jsonl"
         with open_loader(short, replace(CONFIG, prefetch=prefetch), report) as (plan, loader):
-            for number, batch in enumerate(islice(loader.batches(0), 24)):
+            for number, batch in enumerate(islice(loader.batches(0), 12)):
                 check_frames([batch], plan, short, first=number)
-                if number % 6 == 1:
-                    for worker in list_workers()[: 1 + number % 4]:
+                # One of them, then both.
+                if number in (1, 6):
+                    for worker in list_workers()[: 1 + number // 6]:
                         os.kill(worker, signal.SIGKILL)
             assert loader.counters["bad_clips"] == 0
         assert not report.exists()
 
 
-def test_results_that_wait_while_nobody_asks_are_no_silence(short: ShardDataset) -> None:
-    with open_loader(short, replace(CONFIG, decode_timeout_s=0.5)) as (plan, loader):
+def test_results_that_wait_while_nobody_asks_are_no_silence(
+    short: ShardDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + pause_s)
+    monkeypatch.setattr(worker_pool, "time", clock)
+    with open_loader(short, replace(CONFIG, decode_timeout_s=60.0)) as (plan, loader):
         batches = loader.batches(0)
         first = next(batches)
         workers = list_workers()
         # As long as an evaluation might take, and longer than the time-out.
-        time.sleep(1.0)
+        pause_s = 100.0
         check_frames([first, *islice(batches, 4)], plan, short)
         assert list_workers() == workers
 
@@ -202,7 +212,7 @@ def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
     assert short.samples[0].key == "v00"
     # What other tests have left.
     gc.collect()
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     for count in (0, 3):
         loader = ClipLoader(short, plan_of(short, CONFIG), CPU, CONFIG, None)
         batches = list(islice(loader.batches(0), count))
@@ -210,11 +220,12 @@ def test_closing_leaves_no_process_and_no_file(short: ShardDataset) -> None:
         assert len(workers) == (CONFIG.workers if count else 0)
         for _ in range(2):
             loader.close()
-        assert wait_for(lambda pids=workers: not any(map(is_alive, pids)), 30)
+        assert wait_for(lambda pids=workers: not any(map(is_alive, pids)), 60)
         check_frames(batches, plan_of(short, CONFIG), short)
     del batches
     gc.collect()
-    assert os.listdir("/proc/self/fd") == before
+    # Threads that other tests have left may close files, and open some for a moment.
+    assert wait_for(lambda: set(os.listdir("/proc/self/fd")) <= before, 60)
 
 
 PROGRAM = """
@@ -262,15 +273,15 @@ def test_nothing_is_left_behind_however_the_program_ends(
             os.kill(workers[0], signal.SIGSTOP)
         if ending == "leave":
             # It exits with the length of the line.
-            _, errors = program.communicate("123456\n", timeout=60)
+            _, errors = program.communicate("123456\n", timeout=120)
             assert program.returncode == 7
         else:
             program.send_signal(signal.Signals[ending.split(",")[0]])
-            _, errors = program.communicate(timeout=60)
+            _, errors = program.communicate(timeout=120)
             assert program.returncode in {1, *(-number for number in signal.Signals)}
         assert "terminate called" not in errors
         assert "core dumped" not in errors
-    assert wait_for(lambda: not any(map(is_alive, workers)), 30)
+    assert wait_for(lambda: not any(map(is_alive, workers)), 60)
 
 
 def test_what_a_worker_imports_is_not_pytorch() -> None:
