@@ -5,7 +5,9 @@ quiet machine needs, as tests share their cores with other work.
 """
 
 import os
+import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -73,3 +75,13 @@ def list_descendants(pid: int) -> list[int]:
 def take_interrupts() -> None:
     """Let Ctrl-C interrupt this process, which a shell prevents for programs in its background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def free_port() -> int:
+    """Return a port that no process listens on now, and that none gets unless it asks for it."""
+    while True:
+        # Linux gives those from 32768 on to outgoing connections, and to servers at "any port".
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port

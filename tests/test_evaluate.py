@@ -16,9 +16,9 @@ import pytest
 import torch
 from made_videos import broken_copy
 from PIL import Image
+from processes import free_port
 from safetensors.torch import save_file
 from tiny import TINY
-from torchrun import free_port
 
 from adamae.common.errors import InputError
 from adamae.evaluate import (

@@ -5,25 +5,22 @@ Agents and workers are forked from a process that has imported everything (forke
 
 import ctypes
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
 from forked import SERVER
-from processes import is_alive, read_lines, send, wait_for
+from processes import free_port, is_alive, read_lines, send, wait_for
 from runs import read_rows
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from adamae.common.errors import run_command
+from adamae.common.errors import STOPPED, run_command
 from adamae.train import train
 from adamae.training.config import parse
 from adamae.training.tasks.pretraining import Pretraining
@@ -214,13 +211,3 @@ def _run_worker(node: int, arguments: list[str], before: Callable[[], object], p
         print(node, os.environ["RANK"], os.getpid(), file=file)
     before()
     run_command(lambda: 0 if train(parse(arguments)) else STOPPED)
-
-
-def free_port() -> int:
-    """Return a port that no process listens on now, and that none gets unless it asks for it."""
-    while True:
-        # Linux gives those from 32768 on to outgoing connections, and to servers at "any port".
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            return port

@@ -12,9 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 from faults import CHECKPOINT_EVERY, ROOT, SETTINGS, inject_all, make_shards, make_site
-from processes import wait_for
+from processes import free_port, wait_for
 from runs import read_rows, saved_steps
-from torchrun import free_port
 
 from adamae.common.errors import BAD_INPUT, INTERRUPTED, STOPPED
 from adamae.training.config import parse
@@ -40,10 +39,12 @@ FAKES = {
             shift
         done
         for ((task = 0; task < SLURM_NTASKS; task++)); do
-            SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & echo $! >> "$FAKES/tasks"
+            export SLURM_PROCID=$task SLURM_LOCALID=$task
+            # Each task is listed before it starts, and so before it can be signaled.
+            (echo $BASHPID >> "$FAKES/tasks"; exec "$@") & tasks+=($!)
         done
         code=0
-        for task in $(cat "$FAKES/tasks"); do
+        for task in ${tasks[@]}; do
             wait $task
             ended=$?
             [ $ended -gt $code ] && code=$ended
@@ -60,8 +61,8 @@ def slurm_job(tmp_path: Path) -> dict[str, str]:
     for name, script in FAKES.items():
         write_script(fakes / name, script)
     return {
-        # The job's number also chooses its port.
-        "SLURM_JOB_ID": str(free_port() % 12_000),
+        # It chooses the port.
+        "SLURM_JOB_ID": str(free_port() - 20_000),
         "SLURM_JOB_NODELIST": "node",
         "SLURM_NNODES": "1",
         "SLURM_CPUS_PER_TASK": "2",

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from processes import wait_for
@@ -77,21 +77,39 @@ def start_slurm(folder: Path) -> Iterator["Slurm"]:
     configuration.write_text(text)
     (folder / "state").mkdir()
     slurm = Slurm(folder)
-    if subprocess.run(["pgrep", "-x", "munged"], capture_output=True).returncode != 0:
-        Path("/run/munge").mkdir(exist_ok=True)
-        shutil.chown("/run/munge", "munge", "munge")
-        subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", "munged"], check=True)
-    slurm.call("slurmctld")
+    with _start_munge():
+        slurm.call("slurmctld")
+        try:
+            for name in NODES:
+                slurm.call("slurmd", "-N", name)
+            assert wait_for(lambda: slurm.count_idle_nodes() == len(NODES), 300)
+            yield slurm
+            slurm.call("scancel", "--user=root")
+        finally:
+            for name in NODES:
+                _stop_daemon(folder / f"slurmd.{name}.pid")
+            _stop_daemon(folder / "slurmctld.pid")
+
+
+@contextmanager
+def _start_munge() -> Iterator[None]:
+    """Start the daemon by which Slurm's know each other, if it does not run, and end it then."""
+    if subprocess.run(["pgrep", "-x", "munged"], capture_output=True).returncode == 0:
+        yield
+        return
+    folder = Path("/run/munge")
+    folder.mkdir(exist_ok=True)
+    shutil.chown(folder, "munge", "munge")
+    subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", "munged"], check=True)
     try:
-        for name in NODES:
-            slurm.call("slurmd", "-N", name)
-        assert wait_for(lambda: slurm.call("sinfo", "-h", "-t", "idle", "-o", "%D") != "", 30)
-        yield slurm
-        slurm.call("scancel", "--user=root")
+        yield
     finally:
-        for name in NODES:
-            slurm.stop_daemon(f"slurmd.{name}")
-        slurm.stop_daemon("slurmctld")
+        _stop_daemon(folder / "munged.pid")
+
+
+def _stop_daemon(pid: Path) -> None:
+    if pid.exists():
+        subprocess.run(["kill", pid.read_text().strip()], check=False)
 
 
 class Slurm:
@@ -109,10 +127,13 @@ class Slurm:
         )
         return done.stdout.strip()
 
-    def stop_daemon(self, name: str) -> None:
-        pid = self.folder / f"{name}.pid"
-        if pid.exists():
-            subprocess.run(["kill", pid.read_text().strip()], check=False)
+    def count_idle_nodes(self) -> int:
+        """Return how many nodes wait for jobs; 0 as long as slurmctld does not answer."""
+        with suppress(subprocess.CalledProcessError):
+            # A node has a line for each of its partitions.
+            names = self.call("sinfo", "--Node", "--noheader", "--states=idle", "--format=%N")
+            return len(set(names.split()))
+        return 0
 
     def describe(self, job: str) -> dict[str, str]:
         """Return what Slurm knows of a job: JobState, Restarts, ExitCode and others."""

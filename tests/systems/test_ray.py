@@ -10,16 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import wait_for
+from processes import free_port, wait_for
 from shard_making import hashes
 
 from adamae.shard_tools import make_shards, synthetic_videos
 
-PORT = 6390
 NUM_VIDEOS = 48
 
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2700),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is missing: pip install ray"),
 ]
 
@@ -34,7 +33,7 @@ def start_node(name: str, folder: Path, *options: str) -> Iterator[subprocess.Po
     with log_file.open("wb") as log:
         node = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        assert wait_for(lambda: b"Ray runtime started" in log_file.read_bytes(), 120)
+        assert wait_for(lambda: b"Ray runtime started" in log_file.read_bytes(), 300)
         yield node
     finally:
         kill(node)
@@ -58,23 +57,24 @@ def test_a_node_that_dies_costs_its_jobs_a_repetition(
     videos = tmp_path / "videos"
     size = ["--size=256", "--num-frames=128"]
     synthetic_videos.main([str(videos), f"--num-videos={NUM_VIDEOS}", *size])
-    assert make(videos, tmp_path / "one").wait(300) == 0
+    assert make(videos, tmp_path / "one").wait(600) == 0
     # Otherwise nodes need a token that the head has made.
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    join = f"--address=127.0.0.1:{PORT}"
-    head = ("--head", f"--port={PORT}", "--include-dashboard=false")
+    port = free_port()
+    join = f"--address=127.0.0.1:{port}"
+    head = ("--head", f"--port={port}", "--include-dashboard=false")
     with (
         start_node("head", tmp_path, *head),
         start_node("second", tmp_path, join),
         start_node("third", tmp_path, join) as third,
     ):
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{PORT}")
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         process = make(videos, tmp_path / "many", "--engine=ray")
         work = tmp_path / "many/.work"
-        assert wait_for(lambda: len(list(work.rglob("*.json"))) >= NUM_VIDEOS // 4, 200)
+        assert wait_for(lambda: len(list(work.rglob("*.json"))) >= NUM_VIDEOS // 4, 600)
         assert process.poll() is None, "it ended before a node was killed"
         os.killpg(third.pid, signal.SIGKILL)
         kill(third)
-        assert process.wait(400) == 0
+        assert process.wait(600) == 0
     assert hashes(tmp_path / "many") == hashes(tmp_path / "one")
     assert not (tmp_path / "many/rejected.jsonl").read_text()
