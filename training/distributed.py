@@ -21,7 +21,7 @@ from adamae.pipeline.reading.storage import call_with_timeout
 
 # Ranks that wait for the same one notice within moments of each other that it does not answer; so
 # long they look for each other to find out which ranks are missing.
-PEER_TIMEOUT_S = 5.0
+PEER_TIMEOUT_S = 10.0
 # NCCL aborts the process without a sentence. Its timeout is longer by this, so that gloo, after
 # whose timeout a missing rank can be named, comes first.
 NCCL_LATER_S = 60.0
@@ -186,7 +186,7 @@ def _find_missing_ranks() -> str | None:
 
 
 def _ask_store(question: Callable[[], T]) -> T | None:
-    """Return the store's answer, or None if it does not come within 10 s.
+    """Return the store's answer, or None if it does not come within 20 s.
 
     c10d's TCPStore has no timeout of its own behind a cut network.
     """

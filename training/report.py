@@ -5,6 +5,7 @@ import io
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import median
@@ -71,7 +72,8 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
     for file in sorted(run.glob("figures/*.png")):
         images[file.stem] = file.read_bytes()
     checkpoints = [path.name for path in sorted(run.glob("checkpoints/*")) if path.is_dir()]
-    corrupt = read_jsonl(run / "quarantine.jsonl")
+    # Each rank that meets a corrupt video lists it.
+    videos = {str(video.get("key", "")): video for video in read_jsonl(run / "quarantine.jsonl")}
     # Names of videos and folders are not trusted: they may hold HTML.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     html = environment.from_string(TEMPLATE.read_text()).render(
@@ -83,14 +85,14 @@ def write_report(run: Path, config: TrainConfig, total_steps: int) -> None:
         images={printable(name): base64.b64encode(png).decode() for name, png in images.items()},
         configuration=changed_keys(asdict(config)),
         checkpoints=[printable(name) for name in checkpoints],
-        num_corrupt=len(corrupt),
+        num_corrupt=len(videos),
         corrupt=[
             (
-                printable(video.get("key", "")),
+                printable(key),
                 printable(video.get("reason", "")),
                 printable(video.get("where", "")),
             )
-            for video in corrupt[:MAX_CORRUPT_VIDEOS]
+            for key, video in islice(videos.items(), MAX_CORRUPT_VIDEOS)
         ],
     )
     write_text(run / "report.html", html)

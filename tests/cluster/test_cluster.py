@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import faults
 import kubernetes_validate
 import pytest
 import yaml
@@ -21,6 +22,8 @@ from adamae.training.config import parse
 LAUNCH = ROOT / "launch"
 # So many that a stop comes before the last one, however busy the machine is.
 STEPS = 100
+# What takes seconds may take as long on a busy machine.
+MAX_WAIT_S = 600.0
 
 # Slurm's commands, for nodes that are this machine.
 FAKES = {
@@ -110,16 +113,17 @@ class Command:
 
         try:
             if stop_at:
-                assert wait_for(has_stepped_or_ended, 300)
+                assert wait_for(has_stepped_or_ended, MAX_WAIT_S)
                 assert process.poll() is None, self.log.read_text()
                 process.send_signal(signal_number)
-            return process.wait(300)
+            return process.wait(MAX_WAIT_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * MAX_WAIT_S)
 def test_slurm_kubernetes_and_skypilot_resume_where_each_other_was_stopped(
     tmp_path: Path, synthetic_shards: Path, slurm_job: dict[str, str]
 ) -> None:
@@ -248,10 +252,13 @@ def test_the_configurations_named_exist() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * MAX_WAIT_S)
 def test_a_run_on_two_nodes_of_which_one_is_killed_ends_as_an_undisturbed_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python tests/cluster/faults.py` injects all faults, and random ones."""
+    for limit in ("ENDS_WITHIN_S", "RUNS_WITHIN_S"):
+        monkeypatch.setattr(faults, limit, MAX_WAIT_S)
     with make_site(tmp_path, make_shards(tmp_path)) as site:
         (row,), differs = inject_all(site, ["kill -9 of a node"], 0)
     assert differs == ""

@@ -34,7 +34,7 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("end", "code"), [("2", 2), ("killed", 128 + signal.SIGKILL)])
 def test_the_exit_code_is_the_ranks(end: str, code: int, tmp_path: Path) -> None:
     process = start(tmp_path, end)
-    _, log = process.communicate(timeout=120)
+    _, log = process.communicate(timeout=300)
     assert process.returncode == code, log
 
 
@@ -42,8 +42,8 @@ def test_the_exit_code_is_the_ranks(end: str, code: int, tmp_path: Path) -> None
 def test_a_stop_that_was_asked_for_leaves_no_traceback(tmp_path: Path) -> None:
     started = tmp_path / "started"
     process = start(tmp_path, "waits", started)
-    assert wait_for(started.exists, 120)
+    assert wait_for(started.exists, 300)
     process.terminate()
-    _, log = process.communicate(timeout=120)
+    _, log = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in log

@@ -50,6 +50,8 @@ def run(tmp_path: Path, config: TrainConfig) -> Path:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text + "no line of a run\n" + '{"step": 1010, "lo')
     bad = [{"key": f"bad{i}", "where": "shard", "reason": "<u>cut off"} for i in range(60)]
+    # Another rank has met some of them, too.
+    bad += bad[20:30]
     text = "".join(json.dumps(line) + "\n" for line in bad)
     (folder / "quarantine.jsonl").write_text(text + '{"ke')
     write_report(folder, config, 2000)
