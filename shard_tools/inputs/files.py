@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from adamae.common.locations import is_remote
 from adamae.shard_tools.inputs import folders
@@ -52,6 +53,9 @@ class Finder:
         """
         if self.finds_urls and is_remote(name):
             name = name.partition("?")[0].rpartition("/")[2]
+            match = self.find(name, endings)
+            # Downloaded files have a space for %20, or keep it.
+            return self.find(unquote(name), endings) if match[0] is None else match
         for search in (self._search_folder, self._search_index):
             for ending in endings:
                 path = search(name + ending)

@@ -225,6 +225,7 @@ class ListReader:
         has_labels = not (self.options.unlabeled or self.options.label_folder)
         proposer = Proposer(table)
         readings = readings or proposer.list_readings(has_labels)
+        readings = sorted(readings, key=self._count_unusable)
         settled = list(dict.fromkeys(self._settle(reading) for reading in readings))
         if doubts:
             why = "; ".join(doubt.reason for doubt in doubts)
@@ -241,6 +242,9 @@ class ListReader:
         lines += [f"  {self._repeat_command(str(reading))}" for reading in settled]
         what = f"{self.where} ({table.form}) is shown before it is read, as {why}"
         return QuestionError(what, lines)
+
+    def _count_unusable(self, reading: Reading) -> int:
+        return self._preview(reading).num_unusable
 
     def _settle(self, reading: Reading) -> Reading:
         """Return a reading without what rows of one whole video contradict each other in."""

@@ -37,7 +37,8 @@ GROUP = re.compile("subject|person|participant|signer|speaker|actor|patient|^gro
 CAPTION = re.compile("caption|sentence|narrat|descri|transl|query|title|text|prompt|script")
 # What names of columns of times say of their units; the first that matches decides.
 UNIT_NAMES = {
-    "frames": re.compile("fra?me?|idx|index"),
+    # The ranges of Label Studio's timelines are frames.
+    "frames": re.compile(r"fra?me?|idx|index|(?<![a-z])ranges\."),
     "us": re.compile(r"micro|(?<![a-z])us(?![a-z])"),
     # ss.msec and hh:mm:ss.ms are seconds with decimals.
     "ms": re.compile(r"milli|(?<!ss\.)(?<![a-z])ms(ec)?(?![a-z])"),
@@ -57,6 +58,8 @@ MIN_CAPTIONS = 20
 CAPTION_WORDS = 3
 # With fewer rows, labels that are all different are believed.
 MIN_REPEATING = 10
+# From so many on, they are none: names, hashes or numbers of frames.
+MIN_DIFFERENT = 100
 # The most commands that are proposed, and the most columns that may each be the label.
 MAX_READINGS = 4
 # The most numbers of a row without a header that are tried as times and labels.
@@ -97,18 +100,26 @@ def find_doubt(cells: Sequence[Any]) -> Doubt | None:
     if texts and all(map(is_like_path, texts)):
         return Doubt("names files, too")
     numbers = [text for text in texts if parse_time(text) is not None]
-    if any(not WHOLE.fullmatch(text) for text in numbers):
+    fractions = [text for text in numbers if not WHOLE.fullmatch(text)]
+    if fractions and all("," in text for text in fractions):
+        return Doubt("holds fractions, or several labels if :commas is added to its name")
+    if fractions:
         return Doubt("holds fractions, not classes")
     if are_captions(texts):
         return Doubt("looks like captions", (("caption", ""), ("label", "")))
+    if len(texts) >= MIN_DIFFERENT and len(set(texts)) == len(texts):
+        return Doubt("is different in each row")
     return _find_separator(texts)
 
 
 def _find_doubt_of_lists(lists: Sequence[list[Any]]) -> Doubt | None:
     parts = [part for cell in lists for part in cell]
-    if any(isinstance(part, (list, dict)) for part in parts):
+    if any(isinstance(part, (list, tuple, dict)) for part in parts):
         return Doubt("holds lists of lists")
-    if not all(isinstance(part, (int, float)) for part in parts):
+    are_numbers = [isinstance(part, (int, float)) for part in parts]
+    if any(are_numbers) and not all(are_numbers):
+        return Doubt("holds names and numbers, such as a class and its times")
+    if not all(are_numbers):
         return None
     if any(not float(part).is_integer() for part in parts):
         return Doubt("holds a number per class")
@@ -178,9 +189,25 @@ class Column:
         for cell in cells:
             self.parts += cell if isinstance(cell, list) else [cell]
 
+    @property
+    def answers(self) -> tuple[tuple[str, str], ...]:
+        """The (role, unit) that the column may have if it holds labels; () if it holds none."""
+        if self.doubt is None:
+            return (("label", ""),) if self.parts else ()
+        return self.doubt.answers or ()
+
     @cached_property
     def is_number(self) -> bool:
         return all(parse_time(part) is not None for part in self.parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cells are whole numbers, or pairs of them."""
+        return all(re.fullmatch(r"-?\d+|\[\d+, \d+\]", to_text(part)) for part in self.parts)
+
+    @property
+    def is_timecode(self) -> bool:
+        return all(map(TIMECODE.fullmatch, self.texts))
 
     @property
     def is_id(self) -> bool:
@@ -234,7 +261,7 @@ class Column:
             yield f"{self.name} {self.doubt.reason}"
         if BOX.search(self.key):
             yield f"{self.name} holds boxes: a class of a box is not one of the video"
-        if all(map(TIMECODE.fullmatch, self.texts)):
+        if self.is_timecode:
             yield f"{self.name} holds times with frames, such as {self.texts[0]}: write seconds"
         if set(map(str.lower, self.texts)) <= MARKERS:
             what = f"{self.name} says where segments begin or end"
@@ -270,7 +297,10 @@ class Proposer:
         if self.table.is_named:
             times = self._list_times() or [{}]
             used = {name for columns in (*times, facts) for name, _ in columns.values()}
-            labels = self._list_labels(used) if has_labels else []
+            labels: list[Columns] = []
+            # Without its times, the label of a segment would be that of a whole video.
+            if has_labels and not self._has_unusable_times():
+                labels = self._list_labels(used)
             options = [chosen | label for chosen, label in product(times, labels or [{}])]
             # What an inner object says is of a segment, and what an outer one says of the video.
             options.sort(key=_count_dots, reverse=True)
@@ -292,6 +322,11 @@ class Proposer:
             if column.is_time(START) and not self._list_times():
                 what = f"{column.name} has no end"
                 remarks.append(f"{what}: write one, or the length of each segment")
+        times = {name for columns in self._list_times() for name, unit in columns.values()}
+        for column in self.columns:
+            if column.name in times and column.unit == "s" and column.is_whole:
+                what = f"{column.name} may count frames or milliseconds"
+                remarks.append(f"{what}: then add :frames or :ms to its name")
         return remarks
 
     def _make_reading(self, columns: Columns) -> Reading:
@@ -312,21 +347,25 @@ class Proposer:
                 facts.setdefault("caption", (column.name, ""))
         return facts
 
+    def _has_unusable_times(self) -> bool:
+        has_times = any(column.is_time(START) or column.is_timecode for column in self.columns)
+        return has_times and not self._list_times()
+
     def _list_times(self) -> list[Columns]:
-        """Return the columns of segments that have the finest unit."""
+        """Return the columns of segments that have the finest unit, the innermost first."""
         options: dict[str, list[Columns]] = {unit: [] for unit in UNITS}
         for start in self.columns:
-            if not start.is_time(START):
-                continue
-            end = self._find_end(start)
+            end = self._find_end(start) if start.is_time(START) else None
             if end is not None:
                 role = "end" if end.is_time(END) else "length"
                 option = {"start": (start.name, start.unit), role: (end.name, end.unit)}
                 options[start.unit].append(option)
-        for columns in options.values():
-            if columns:
-                return columns[:2]
-        return [{"segment": (it.name, "")} for it in self.columns if it.is_segment]
+        if not any(options.values()):
+            for column in self.columns:
+                if column.is_segment:
+                    options[column.unit].append({"segment": (column.name, column.unit)})
+        columns = next(filter(None, options.values()), [])
+        return sorted(columns, key=_count_dots, reverse=True)[:2]
 
     def _find_end(self, start: Column) -> Column | None:
         """Return the column of ends, or else of lengths, that goes with a column of starts."""
@@ -348,15 +387,15 @@ class Proposer:
         """Return the columns that may be the label, names before numbers."""
         names: list[Column] = []
         for column in self.columns:
-            has_answer = column.doubt is None or column.doubt.answers
-            if column.name not in used and column not in self.flags and has_answer:
+            is_time = column.is_time(START) or column.is_time(END)
+            if column.name not in used and column not in self.flags and not is_time:
                 names.append(column)
         called = [column for column in names if LABEL.search(column.key)]
         labels = called or [column for column in names if column.repeats]
         options: list[Columns] = []
         for column in sorted(labels, key=lambda column: column.is_id):
-            answers = (column.doubt and column.doubt.answers) or (("label", ""),)
-            options += [{role: (column.name, unit)} for role, unit in answers if role == "label"]
+            answers = [answer for answer in column.answers if answer[0] == "label"]
+            options += [{role: (column.name, unit)} for role, unit in answers]
         return options[:MAX_NUMBERS]
 
     def _list_layouts(self, has_labels: bool, used: set[str]) -> list[Columns]:
@@ -365,20 +404,36 @@ class Proposer:
         texts: list[Column] = []
         for column in self.columns:
             if column.name not in used and column not in self.flags:
-                (numbers if column.is_number else texts).append(column)
-        label: Columns = {"label": (texts[0].name, "")} if texts and has_labels else {}
-        if len(numbers) == 2:
-            options = [span | label for span in _list_spans(*numbers)]
-            return options if label else [*options, {"label": (numbers[1].name, "")}]
-        if len(numbers) != MAX_NUMBERS or label:
-            return [label]
-        first, second, third = numbers
-        last = [span | {"label": (third.name, "")} for span in _list_spans(first, second)]
-        begin = [span | {"label": (first.name, "")} for span in _list_spans(second, third)]
-        # Class ids are small numbers, and frames large ones.
-        if _find_largest(first) < _find_largest(third):
-            return begin + last
-        return last + begin
+                if column.is_number:
+                    numbers.append(column)
+                elif column.answers:
+                    texts.append(column)
+        label: Columns = {}
+        if texts and has_labels:
+            ((role, unit), *_) = texts[0].answers
+            label = {role: (texts[0].name, unit)}
+        options: list[Columns] = []
+        num_rows = len(self.table.sample)
+        # Each row has its times. Rows that differ in their width have other numbers.
+        if all(len(column.cells) == num_rows for column in numbers):
+            options = _list_number_roles(numbers, label)
+        return options or [label]
+
+
+def _list_number_roles(numbers: Sequence[Column], label: Columns) -> list[Columns]:
+    """Return what two or three columns of numbers may hold, beside a column of labels or none."""
+    if len(numbers) == 2:
+        options = [span | label for span in _list_spans(*numbers)]
+        return options if label else [*options, {"label": (numbers[1].name, "")}]
+    if len(numbers) != MAX_NUMBERS or label:
+        return []
+    first, second, third = numbers
+    last = [span | {"label": (third.name, "")} for span in _list_spans(first, second)]
+    begin = [span | {"label": (first.name, "")} for span in _list_spans(second, third)]
+    # Class ids are small numbers, and frames large ones.
+    if _find_largest(first) < _find_largest(third):
+        return begin + last
+    return last + begin
 
 
 def _find_largest(column: Column) -> float:
@@ -388,14 +443,14 @@ def _find_largest(column: Column) -> float:
 def _list_spans(first: Column, second: Column) -> list[Columns]:
     """Return two columns of numbers as start and end, if they can be these, and as a length."""
     # Numbers with decimals are seconds, others are frames.
-    is_whole = all(map(re.compile(r"-?\d+").fullmatch, first.texts + second.texts))
-    unit = "frames" if is_whole else "s"
+    unit = "frames" if first.is_whole and second.is_whole else "s"
     length: Columns = {"start": (first.name, unit), "length": (second.name, unit)}
     for start_cell, end_cell in zip(first.cells, second.cells, strict=False):
         start = parse_time(start_cell) or 0
         end = parse_time(end_cell) or 0
         if start >= end and (start, end) != (-1, -1):
-            return [length]
+            has_lengths = all(parse_time(cell) or 0 for cell in second.cells)
+            return [length] if has_lengths else []
     return [{"start": (first.name, unit), "end": (second.name, unit)}, length]
 
 

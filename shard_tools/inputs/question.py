@@ -33,6 +33,7 @@ class Preview:
         # Whole videos of which rows have different labels, or other cells that differ.
         self.num_conflicts = sum(len(values) > 1 for values in labels.values())
         self.num_differing = sum(len(values) > 1 for values in fields.values())
+        self.num_unusable = sum(_find_problem(item) is not None for item in self.items)
 
     def describe_differing(self) -> str:
         """Return a sentence about whole videos that have several rows."""
@@ -45,14 +46,17 @@ class Preview:
         problems = Counter[str]()
         names = set()
         lengths = []
+        has_labels = any(item.labels for item in self.items)
         for item in self.items:
-            segment = Segment.parse(item.segment) if item.segment else None
-            problem = item.problem or (segment and segment.problem)
+            problem = _find_problem(item)
+            if has_labels and item.labels is None:
+                problem = problem or "it has no label, others have one"
             if problem:
                 problems[problem] += 1
                 continue
             names.add(item.name)
-            if segment:
+            if item.segment:
+                segment = Segment.parse(item.segment)
                 lengths.append(segment.end - segment.start)
         num_files = len({item.source for item in self.items})
         lines = [
@@ -64,6 +68,13 @@ class Preview:
         for problem, count in problems.most_common(NUM_REASONS):
             lines.append(f"  {count} of the rows cannot be used: {printable(problem)}")
         return lines
+
+
+def _find_problem(item: Item) -> str | None:
+    """Return why an item cannot be used; None if it may be."""
+    if item.problem or not item.segment:
+        return item.problem
+    return Segment.parse(item.segment).problem
 
 
 def describe_columns(table: Table, reading: Reading) -> list[str]:

@@ -236,7 +236,9 @@ def _has_header(table: Table, is_file: IsFile) -> bool:
     # The first row of pandas' tables is ",path,label" or ",0,1".
     if (len(names) > 1 and names[0] == "") or names[:2] == ["0", "1"]:
         return True
-    if WHOLE.fullmatch(path) or len(set(names)) < len(names):
+    # Columns without a name, which spreadsheets add at the end, are empty.
+    filled = list(filter(None, names))
+    if WHOLE.fullmatch(path) or len(set(filled)) < len(filled):
         return False
     all_others_are_files = 2 <= table.num_found == table.num_scored - 1
     return all_others_are_files or path.lower() in COLUMN_NAMES or table.num_published >= 2

@@ -548,6 +548,13 @@ HEADS: list[tuple[str, Any, dict[str, Any], list[tuple[str, Any]]]] = [
     ("NFD", "path,label\nrun/vide\u0301o.mp4,run\n", {}, [("run/vidéo.mp4", "run")]),
     ("backslashes", "path,label\nwalk\\c.mp4,walk\n", {}, [("walk/c.mp4", "walk")]),
     ("quotes", '"a.mp4","run"\n"b.mp4","walk"\n', {}, AB),
+    ("empty columns", "path\tlabel\t\t\na.mp4\trun\t\t\nb.mp4\twalk\t\t\n", {}, AB),
+    (
+        "signed URLs",
+        "https://host.invalid/b%20c.mp4?sign=a%2Fb run\nhttps://host.invalid/a.mp4?sign=c walk\n",
+        {},
+        [("a.mp4", "walk"), ("b c.mp4", "run")],
+    ),
     (
         "URLs and labels",
         "https://host.invalid/e.mp4 run\nhttps://host.invalid/f.mp4 walk\n",
@@ -684,6 +691,8 @@ TAB_TIMES = "a.mp4\tx\t{}\t{}\trun\nb.mp4\tx\t{}\t{}\twalk\n"
 RANGES = [{"ranges": [{"start": 2, "end": 4}], "timelinelabels": ["run"]}]
 MESSAGES = [{"role": "user", "content": "What?"}]
 SPLITS_OF_ROWS = "path,label,{}\na.mp4,run,train\nb.mp4,walk,test\n"
+HASHES = "".join(f"a.mp4 {number:032x}\n" for number in range(100))
+QUERY = {"start_sec": 1, "end_sec": 2.5, "query": "Where is it?", "tags": []}
 SPANS = "several rows name the same whole video and differ"
 # Contents of lists that are shown, the value of --columns that is proposed first, and a sentence.
 SHOWN: list[tuple[str, Any, str, str]] = [
@@ -710,7 +719,7 @@ SHOWN: list[tuple[str, Any, str, str]] = [
     (
         "no end",
         "path,start,label\na.mp4,1,run\n",
-        "path=path,label=label,rest=fields",
+        "path=path,rest=fields",
         "start has no end",
     ),
     (
@@ -726,6 +735,53 @@ SHOWN: list[tuple[str, Any, str, str]] = [
         "path=key,segment=annotation.segment,label=annotation.label,split=subset",
         "segment .seconds",
     ),
+    (
+        "a class and its times",
+        [{"path": "a.mp4", "label": ["run", 1.0, 3.0]}],
+        "path=path,rest=fields",
+        "label holds names and numbers",
+    ),
+    ("hashes", HASHES, "path=1,rest=ignored", "column 2 is different in each row"),
+    (
+        "commas",
+        'path,label\na.mp4,"2,68"\nb.mp4,11\n',
+        "path=path,rest=fields",
+        "if :commas is added",
+    ),
+    ("two videos", "a.mp4 b.mp4 12\nb.mp4 42.webm 13\n", "path=1,rest=fields", ""),
+    (
+        "counts and labels of files",
+        "a.mp4 100 0\nb.mp4 90 1\n",
+        "path=1,label=3,rest=fields",
+        "column 2 +kept",
+    ),
+    ("labels in columns", "a.mp4,12,45\nb.mp4,3\n", "path=1,rest=fields", ""),
+    (
+        "TACoS",
+        {"a": {"timestamps": [[10, 40]], "sentences": ["She cuts."], "fps": 29.4}},
+        "path=key,segment=timestamps,caption=sentences,rest=fields",
+        "timestamps may count frames or milliseconds",
+    ),
+    (
+        "FineAction",
+        {"a": {"annotations": [{"label": "run", "segment_frames": [1, 3], "segment": [0.1, 0.3]}]}},
+        "path=key,segment=annotations.segment,label=annotations.label,rest=fields",
+        "",
+    ),
+    (
+        "Ego4D's questions",
+        [{"video_uid": "a", "clips": [{"start_sec": 0, "end_sec": 9, "queries": [QUERY]}]}],
+        "path=video_uid,start=clips.queries.start_sec,end=clips.queries.end_sec"
+        ",caption=clips.queries.query,rest=fields",
+        "",
+    ),
+    (
+        "rows without the label",
+        "video,verb,noun\na.mp4,run,\nb.mp4,,dog\n42.webm,walk,cat\n",
+        "path=video,label=verb,rest=fields",
+        "1 of the rows cannot be used: it has no label",
+    ),
+    ("tuples", "path,label\na.mp4,\"[('run', 1)]\"\n", "path=path,rest=fields", "lists of lists"),
     ("frames, labels", "20bn/7 5 1\n20bn/8 5 3 5\n", "path=1,label=2:spaces", "several labels"),
     ("fractions", "path,label\na.mp4,0.25\nb.mp4,0.5\n", "path=path,rest=fields", "fractions"),
     (
@@ -853,7 +909,7 @@ SHOWN: list[tuple[str, Any, str, str]] = [
     (
         "timecodes",
         "clip,start,end,label\na.mp4,00:00:01:05,00:00:03:02,run\n",
-        "path=clip,label=label,rest=fields",
+        "path=clip,rest=fields",
         "start holds times with frames, such as 00:00:01:05: write seconds",
     ),
     ("Cataract-101", "VideoID;FrameNo;Phase\na;5;1\na;9;2\n", "path=VideoID,rest=ignored", SPANS),
@@ -878,14 +934,14 @@ SHOWN: list[tuple[str, Any, str, str]] = [
     (
         "Label Studio",
         [{"data": {"video": "x/a.mp4"}, "annotations": [{"result": [{"value": RANGES[0]}]}]}],
-        "path=data.video,start=annotations.result.value.ranges.start,"
-        "end=annotations.result.value.ranges.end,label=annotations.result.value.timelinelabels",
+        "path=data.video,start=annotations.result.value.ranges.start:frames,"
+        "end=annotations.result.value.ranges.end:frames,label=annotations.result.value.timelinelabels",
         "",
     ),
     (
         "Label Studio, JSON-MIN",
         [{"video": "x/a.mp4", "id": 1, "tl": RANGES, "annotator": 1}],
-        "path=video,start=tl.ranges.start,end=tl.ranges.end,label=tl.timelinelabels,rest=fields",
+        "path=video,start=tl.ranges.start:frames,end=tl.ranges.end:frames,label=tl.timelinelabels,rest=fields",
         "",
     ),
     (
