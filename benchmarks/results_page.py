@@ -1,6 +1,7 @@
 """Keep the numbers on the pages in line with the files in benchmarks/results/.
 
-The pages are README.md, docs/results.md and benchmarks/experiments.md.
+The pages are README.md, docs/results.md, benchmarks/experiments.md and, for claims,
+docs/training.md.
 `python benchmarks/results_page.py` rewrites the tables and plots; with `--check`, it writes
 nothing. Both exit with code 1 if a page contradicts a result. benchmarks/claims.yaml defines what
 belongs on which page:
