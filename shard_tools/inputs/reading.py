@@ -258,6 +258,9 @@ def _resolve(name: str, names: Sequence[str], where: str) -> str:
         return names[int(name) - 1]
     nearest = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {printable(nearest[0])}?" if nearest else "give one, or its number from 1"
+    column, _, unit = name.rpartition(":")
+    if column in names:
+        hint = f"{unit} is none of {', '.join(UNITS)} (of times) and {', '.join(MARKS)} (of labels)"
     what = f"{where} has no column {name}, only {_join(names)}"
     raise InputError(f"--columns: {what}: {hint}")
 

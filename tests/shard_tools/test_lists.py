@@ -1038,6 +1038,7 @@ COLUMNS = {
     "path=path,label=label": r"has other columns, too: start, end, person: keep .* \(rest=fields\)",
     "path=path,label=lable,rest=fields": "has no column lable, only path, .*: did you mean label",
     "path=path,label=9,rest=fields": "has no column 9, only path, start.*: give one, or its number",
+    "path=path,start=start:min,end=end,rest=fields": "min is none of s, ms, us, frames .of times",
     "path=path,lable=label,rest=fields": "'lable' is nothing that a column may hold: did you mean la",
     "path=path,label=label,label=person": "label= stands there twice",
     "path=path,label=path,rest=fields": "path stands there twice",
