@@ -23,6 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from adamae.common.errors import STOPPED, run_command
 from adamae.train import train
 from adamae.training.config import parse
+from adamae.training.run_dir import RunDir
 from adamae.training.tasks.pretraining import Pretraining
 
 
@@ -45,6 +46,18 @@ def slow_down(seconds: float) -> None:
         return loss(*inputs)
 
     Pretraining.loss = slow_loss  # type: ignore[method-assign]
+
+
+def leave_late(seconds: float) -> None:
+    """Let the first rank take so much longer to write the end of a run."""
+    leave = RunDir.__exit__
+
+    def wait_and_leave(run: RunDir, *raised: Any) -> None:
+        if run.dist.is_main:
+            time.sleep(seconds)
+        leave(run, *raised)
+
+    RunDir.__exit__ = wait_and_leave  # type: ignore[method-assign]
 
 
 def hold(run: Path, num_steps: int, released: Path) -> None:

@@ -25,6 +25,9 @@ PEER_TIMEOUT_S = 10.0
 # NCCL aborts the process without a sentence. Its timeout is longer by this, so that gloo, after
 # whose timeout a missing rank can be named, comes first.
 NCCL_LATER_S = 60.0
+# Where one rank reads or writes the files of a run, perhaps in slow storage, the others wait this
+# many times longer than for a step. One that has ended is noticed at once all the same.
+PATIENCE = 10
 NETWORK_FAILED = "the network between the nodes of this run, or the first of them, has failed"
 
 T = TypeVar("T")
@@ -48,6 +51,8 @@ class Distributed:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout_s = timeout_s
         self._host_group: dist.ProcessGroup | None = None
+        # For barriers.
+        self._patient_group: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
@@ -82,10 +87,8 @@ class Distributed:
                 ) from error
             _store().set(f"host of {self.rank}", socket.gethostname())
             # Values of the host are exchanged without the GPU, whose queue they would wait for.
-            group = dist.new_group(backend="gloo", timeout=timeout)
-            # For mypy: a rank outside of the group would get a number.
-            assert isinstance(group, dist.ProcessGroup)
-            self._host_group = group
+            self._host_group = _make_host_group(timeout)
+            self._patient_group = _make_host_group(PATIENCE * timeout)
         return self
 
     def __exit__(
@@ -109,9 +112,9 @@ class Distributed:
             raise PeerLostError(_ask_store(_find_missing_ranks) or NETWORK_FAILED) from error
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this, up to PATIENCE times timeout_s."""
         if dist.is_initialized():
-            dist.barrier()
+            dist.barrier(self._patient_group)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, by rank; they must be small and picklable."""
@@ -137,6 +140,14 @@ class Distributed:
             return int(value)
 
         return wait
+
+
+def _make_host_group(timeout: timedelta) -> dist.ProcessGroup:
+    """Make a group of all ranks that exchange values on the CPU."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    # For mypy: a rank outside of the group would get a number.
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _require_one_launcher() -> None:

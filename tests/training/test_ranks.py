@@ -152,6 +152,16 @@ def test_a_rank_that_does_not_answer_is_named(
         assert f"error: rank 1 on {os.uname().nodename} does not answer" in job.said()
 
 
+# Slow, as it waits longer than for a rank that does not answer.
+@pytest.mark.slow
+def test_the_others_wait_for_the_rank_that_writes_the_end_of_a_run(
+    arguments: list[str], log: Path
+) -> None:
+    late = partial(torchrun.leave_late, 15)
+    with torchrun.Job([*arguments, "timeout_s=10"], log, before=late) as job:
+        assert job.wait() == [0], job.said()
+
+
 def test_of_several_ranks_the_one_that_failed_has_the_last_word(
     arguments: list[str], log: Path
 ) -> None:
