@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from made_videos import encode, store, write_shards
 
 from adamae.pipeline.shards.dataset import ShardDataset
 
-settings.register_profile("busy machines", deadline=None)
-settings.load_profile("busy machines")
+# The same examples every time, and no limits of time, so that no test fails by chance.
+settings.register_profile(
+    "fixed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")
