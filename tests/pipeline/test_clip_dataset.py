@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 5,
     "seed": 3,
     "frame_stride": 2,
+    "num_workers": 1,
 }
 
 
@@ -83,7 +84,7 @@ def test_ranks_share_the_batches_of_a_step(
 def test_a_validation_has_every_video_once_at_any_number_of_ranks(
     short_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"num_frames": 4, "image_size": 32, "frame_stride": 2}
+    options = {"num_frames": 4, "image_size": 32, "frame_stride": 2, "num_workers": 1}
     whole = ClipDataset.validation(short_shards, batch_size=5, **options)
     expected = read(whole, 99)
     assert len(whole) == len(expected) == 3

@@ -8,7 +8,6 @@ import statistics
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import datasets
 import pytest
 import wds2idx
 import webdataset
@@ -373,6 +372,9 @@ def test_a_card_says_how_others_load_the_shards(dataset: Path) -> None:
 def test_the_datasets_library_loads_all_splits_from_their_folder(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Here, as the import takes seconds.
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     lists = {
         "train": "right/video_000000.mp4,right\nleft/video_000001.mp4,left\n",

@@ -141,7 +141,7 @@ def test_sigterm_saves_and_stops_with_its_exit_code(
     process = start([*arguments, "steps=1000"], tmp_path)
     assert wait_for(lambda: bool(read_rows(tmp_path / "run")), 120), (tmp_path / "err").read_text()
     process.terminate()
-    code = forked.wait(process, 60)
+    code = forked.wait(process, 240)
     log = (tmp_path / "err").read_text()
     assert code == STOPPED, log
     assert log.splitlines()[-1] == "Stopped; checkpoint saved. Re-run the same command to resume."
@@ -266,8 +266,8 @@ def test_a_run_resumes_with_the_teacher_that_it_began_with(
         train(parse([*arguments, f"model.teacher={moved}"]))
 
 
-# Of 40 videos.
-BROKEN = {"v07", "v31"}
+# Of 20 videos.
+BROKEN = {"v07", "v15"}
 
 
 class PlanThatKnows(TrainingPlan):
@@ -289,11 +289,11 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
 
     def train_on(shards: Path) -> list[float]:
         run = tmp_path / f"run on {shards.name}"
-        # 25 steps of 4 clips are two and a half epochs.
+        # 13 steps of 4 clips are two and a half epochs.
         config = parse(
             [
                 *arguments,
-                "steps=25",
+                "steps=13",
                 "checkpoint_every=100",
                 "data.num_workers=2",
                 f"data.shards={shards}",
@@ -303,7 +303,7 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
         train(config)
         return [row["loss"] for row in read_rows(run)]
 
-    videos = [(f"v{i:02d}", encode(12, first=i, pattern=True)) for i in range(40)]
+    videos = [(f"v{i:02d}", encode(12, first=i, pattern=True)) for i in range(20)]
     intact = write_shards(tmp_path / "intact", videos, per_shard=8)
     broken = Path(broken_copy(intact, tmp_path / "broken", BROKEN).folder)
     curve = train_on(broken)
@@ -313,7 +313,7 @@ def test_a_run_over_broken_videos_is_the_one_that_the_plan_says(
     for entry in entries:
         assert str(broken / "shard-") in entry["where"]
         assert entry["reason"]
-    assert len(curve) == 25
+    assert len(curve) == 13
     assert train_on(intact) != curve
     shutil.rmtree(tmp_path / "run on intact")
     monkeypatch.setattr("adamae.train.TrainingPlan", PlanThatKnows)
