@@ -98,7 +98,6 @@ def run(
     script: str,
     arguments: Sequence[object],
     gpus: int = 1,
-    seconds: float = 300,
     **settings: object,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script in the project's root, by torchrun if there is more than one GPU.
@@ -130,5 +129,5 @@ def run(
         command += launcher
     command += [script, *map(str, arguments)]
     return subprocess.run(
-        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False
     )
