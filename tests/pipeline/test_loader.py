@@ -42,7 +42,7 @@ def test_clips_show_the_frames_of_the_plan(
     request: pytest.FixtureRequest, source: str, decoder: Decoder, repeats: int, fps: float
 ) -> None:
     dataset: ShardDataset = request.getfixturevalue(source)
-    config = DataConfig(fps=fps, decoder=decoder, repeats=repeats, num_workers=2)
+    config = DataConfig(fps=fps, decoder=decoder, repeats=repeats, num_workers=1)
     batches = first_batches(dataset, config, 6)
     check_frames(batches, plan_of(dataset, config), dataset)
     for batch in batches:
@@ -68,11 +68,11 @@ def test_several_labels_and_other_fields_come_along_if_asked_for(tmp_path: Path)
     dataset = ShardDataset.open(folder)
     marks = {"v0": [1, 0, 1], "v1": [0, 0, 0], "v2": [0, 1, 0], "v3": [1, 0, 0]}
     captions = {"v0": "a dog", "v1": None, "v2": "ein Hund", "v3": None}
-    config = DataConfig(frame_stride=1, fields=["caption"])
+    config = DataConfig(frame_stride=1, num_workers=1, fields=["caption"])
     for batch in first_batches(dataset, config, 2):
         assert batch.labels.tolist() == [marks[key] for key in batch.keys]
         assert batch.fields == {"caption": [captions[key] for key in batch.keys]}
-    assert first_batches(dataset, DataConfig(frame_stride=1), 1)[0].fields == {}
+    assert first_batches(dataset, DataConfig(frame_stride=1, num_workers=1), 1)[0].fields == {}
     with pytest.raises(
         InputError, match=r"has the field text of data\.fields: they have caption, views"
     ):
@@ -83,7 +83,7 @@ def test_crop_and_flip_are_those_of_the_plan(tmp_path: Path) -> None:
     """Red grows from left to right, green from top to bottom, so a clip's borders tell its box."""
     video = store("vp9", 8, width=320, height=240, pattern=True)
     dataset = ShardDataset.open(write_shards(tmp_path / "data", [("v0", video)]))
-    config = DataConfig(frame_stride=1, repeats=2)
+    config = DataConfig(frame_stride=1, repeats=2, num_workers=1)
     rows = [row for index in range(4) for row in plan_of(dataset, config).batch(index)]
     assert {row.flip for row in rows} == {True, False}
     batches = first_batches(dataset, config, 4)
@@ -244,7 +244,7 @@ def load_one_video(
     dataset = ShardDataset.open(folder)
     sample = dataset.samples[0]
     plan = plan_one_video(length, Crop(0, 0, sample.width, sample.height))
-    config = DataConfig(decoder=decoder)
+    config = DataConfig(decoder=decoder, num_workers=1)
     with ClipLoader(dataset, plan, torch.device(device), config, None) as loader:
         for index, batch in enumerate(loader.batches(0)):
             check_frames([batch], plan, dataset, first=index)
