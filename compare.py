@@ -31,6 +31,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     add(
         "--models",
         nargs="+",
+        # Given again, it adds models: so does the command that is named next.
+        action="extend",
         default=[],
         metavar="MODEL",
         help="runs, checkpoints, exports, other projects' folders or files, hf://user/name",
@@ -86,6 +88,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     for model in options.models:
         if options.models.count(model) > 1:
             raise InputError(f"--models names {model} twice: leave out one")
+    options.arguments = arguments
     options.measures = [measure for measure in MEASURES if measure in options.measures]
     return options
 
@@ -125,7 +128,7 @@ def main(options: argparse.Namespace) -> None:
     )
     comparison = compare(open_splits(options.shards), compare_options)
     table = describe_table(comparison)
-    conclusions = draw_conclusions(comparison)
+    conclusions = draw_conclusions(comparison, options.arguments)
     write_predictions(comparison, options.output / "predictions.csv")
     write_results(comparison, conclusions, options.output / "compare.json")
     write_page(comparison, conclusions, options.output / "compare.html")

@@ -26,7 +26,12 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--models", nargs="+", default=[], metavar="MODEL", help="encoders to compare"
+        "--models",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="MODEL",
+        help="encoders to compare",
     )
     parser.add_argument(
         "--output", type=local_path, metavar="DIR", help="default: start/<name of VIDEOS>"
@@ -51,6 +56,7 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
     videos = Path(parse_shard_arguments([*words, "shards"]).input)
     output = options.output or Path("start", videos.stem)
     shards = output / "shards"
+    check_models(options.models)
     arguments = [*words, str(shards)]
     run_step("shards", *add_split(arguments, parse_shard_arguments(arguments)))
     if read_dataset_info(shards / "train").has_one_label:
@@ -60,6 +66,18 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
     log("no accuracy can be compared: the videos have no labels, or several each")
     model = options.models[0] if options.models else PUBLISHED
     log_next(command_line("features", shards, output / "features", "--model", model))
+
+
+def check_models(models: list[str]) -> None:
+    """Raise InputError if a model cannot be opened, before hours of making shards."""
+    if not models:
+        return
+    # PyTorch takes seconds, and shards are made without it.
+    from adamae.model.encoders.open_encoder import open_encoder
+    from adamae.training.remote_run import local_run
+
+    for model in models:
+        open_encoder(local_run(model))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.training.comparison.candidates import choose_default_fps
 from adamae.training.comparison.entries import Comparison, Entry
 from adamae.training.comparison.splits import open_splits
-from adamae.training.comparison.text import draw_conclusions
+from adamae.training.comparison.text import PUBLISHED_MODELS, draw_conclusions
 from adamae.training.measures import Videos
 
 SHAPE = ModelConfig(size="tiny", num_frames=4, image_size=32, patch_size=8)
@@ -224,6 +225,7 @@ def make_comparison(shards: Path, rights: dict[str, int]) -> Comparison:
     comparison = Comparison(open_splits(str(shards)), "group", videos, videos, 5)
     kinds: dict[str, Any] = {"runs/mine": "own", "hf://they/video": "published"}
     kinds["untrained encoder"] = "untrained"
+    kinds |= dict.fromkeys(PUBLISHED_MODELS, "published")
     for name, num_right in rights.items():
         predicted = np.where(np.arange(100) < num_right, labels, 1 - labels)
         kind = kinds.get(name, "without an encoder")
@@ -231,6 +233,7 @@ def make_comparison(shards: Path, rights: dict[str, int]) -> Comparison:
     return comparison
 
 
+ARGUMENTS = ["shards", "--output", "out"]
 BASELINES = {"most common class": 50, "1-NN of pixels": 52, "mean color": 45}
 HIGH = BASELINES | {"frame differences": 70, "untrained encoder": 65}
 
@@ -260,7 +263,8 @@ HIGH = BASELINES | {"frame differences": 70, "untrained encoder": 65}
             HIGH | {"runs/mine": 71},
             [
                 "No encoder is clearly ahead of frame differences: the best one, runs/mine (k-NN)",
-                "next: python .*compare.py .* --models hf://MCG-NJU/videomae-base",
+                # The page of before, with one more model.
+                "next: python .*compare.py shards --output out --models hf://MCG-NJU/videomae-base",
             ],
         ),
         (
@@ -272,13 +276,38 @@ HIGH = BASELINES | {"frame differences": 70, "untrained encoder": 65}
             [
                 "What needs no encoder says little about these classes",
                 "No encoder reaches 1-NN of pixels: the best one, hf://they/video (k-NN), is behin",
-                "next: label more videos, and compare again",
+                "Label more videos, and make shards of all of them, or compare another encoder.",
+                "next: python .*compare.py shards --output out --models hf://",
             ],
         ),
     ],
 )
 def test_what_it_means_is_said(shards: Path, rights: dict[str, int], sentences: list[str]) -> None:
-    text = "\n".join(draw_conclusions(make_comparison(shards, rights)))
+    text = "\n".join(draw_conclusions(make_comparison(shards, rights), ARGUMENTS))
     for sentence in sentences:
         pattern = sentence if sentence.startswith("next") else re.escape(sentence)
         assert re.search(pattern, text), sentence
+
+
+def test_models_that_were_compared_are_not_suggested(shards: Path) -> None:
+    """`next` names each published encoder once, and no command when none is left."""
+    rights = HIGH | dict.fromkeys(PUBLISHED_MODELS[:1], 70)
+    text = draw_conclusions(make_comparison(shards, rights), ARGUMENTS)
+    assert text[-1].endswith(f"--models {PUBLISHED_MODELS[1]}")
+    # What it names can be given to the command as it stands.
+    options = parse_arguments([*ARGUMENTS, "--models", "a", "--models", "b"])
+    assert options.models == ["a", "b"]
+    rights |= dict.fromkeys(PUBLISHED_MODELS, 70)
+    text = draw_conclusions(make_comparison(shards, rights), ARGUMENTS)
+    assert text[-1] == "Label more videos, and make shards of all of them."
+
+
+@pytest.mark.parametrize(("stored", "expected"), [(25, 8), (6.25, 6.25), (1, 4)])
+def test_frames_made_by_hand_are_not_repeated(
+    tmp_path: Path, stored: float, expected: float
+) -> None:
+    """Shards that are thinned to fewer than 8 frames per second have their own rate."""
+    for name in ("train", "validation"):
+        videos = [(f"{name}{index}", encode(4)) for index in range(2)]
+        write_shards(tmp_path / name, videos, classes=2, fps=[stored] * 2)
+    assert choose_default_fps(open_splits(str(tmp_path))) == expected

@@ -85,8 +85,9 @@ def run_start(*arguments: str) -> None:
 
 
 def test_start_compares_encoders_on_the_videos_that_it_holds_out(
-    steps: list[Step], synthetic_videos: Path
+    steps: list[Step], synthetic_videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(start, "check_models", lambda models: None)
     run_start(str(synthetic_videos), "--label", "folder:1", "--models", "a", "hf://b/c")
     (_, _), (step, words) = steps
     assert step == "compare"
@@ -97,9 +98,21 @@ def test_start_compares_encoders_on_the_videos_that_it_holds_out(
     assert steps[-1] == ("compare", ["mine/shards", "--output", "mine/comparison"])
 
 
-def test_start_says_what_videos_without_labels_are_good_for(
-    steps: list[Step], synthetic_videos: Path, capsys: pytest.CaptureFixture[str]
+def test_start_opens_models_before_it_makes_shards(
+    steps: list[Step], synthetic_videos: Path
 ) -> None:
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        run_start(str(synthetic_videos), "--label", "folder:1", "--models", "nowhere")
+    assert not steps
+
+
+def test_start_says_what_videos_without_labels_are_good_for(
+    steps: list[Step],
+    synthetic_videos: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start, "check_models", lambda models: None)
     run_start(str(synthetic_videos), "--unlabeled", "--output", "mine", "--models", "a")
     assert [step for step, _ in steps] == ["shards"]
     assert "mine/shards mine/features --model a" in capsys.readouterr().err

@@ -6,6 +6,8 @@ folds: a penalty that was chosen by held-out videos would make these look easier
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,9 @@ ATTENTIVE_FOLDS = 3
 MAX_QUERIES = 8
 # Steps of L-BFGS per penalty, each of which begins at the weights of the stronger one.
 MAX_STEPS = 40
+# Numbers in all tokens for each thread of torch: with two threads for fewer, on two busy cores,
+# fitting took three times the CPU time of one, as each waits for the other.
+NUMBERS_PER_THREAD = 2**23
 Fold = tuple[np.ndarray, np.ndarray]
 
 
@@ -225,5 +230,17 @@ def minimize_loss(
         loss.backward()
         return loss
 
-    optimizer.step(compute_loss)
+    with limit_threads(tokens.numel() // NUMBERS_PER_THREAD):
+        optimizer.step(compute_loss)
     return AttentiveWeights(*(tensor.detach() for tensor in weights))
+
+
+@contextmanager
+def limit_threads(maximum: int) -> Iterator[None]:
+    """Let torch use so many threads, and at least one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(maximum, num_threads)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -16,9 +16,12 @@ from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.frozen_classifiers import (
     ATTENTIVE_PENALTIES,
     RIDGE_PENALTIES,
+    AttentiveWeights,
     RidgePath,
+    compute_logits,
     fit_attentive,
     fit_linear,
+    minimize_loss,
     split_folds,
 )
 from adamae.training.measures import (
@@ -175,6 +178,29 @@ def test_classifiers_learn_what_is_there_and_nothing_else(
         accuracies.append((fitted.predicted == queries.labels).float().mean())
     assert accuracies[0] > 0.9
     assert accuracies[1] < 0.7
+
+
+def test_few_tokens_are_fitted_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def compute(tokens: torch.Tensor, weights: AttentiveWeights) -> torch.Tensor:
+        threads.add(torch.get_num_threads())
+        return compute_logits(tokens, weights)
+
+    monkeypatch.setattr("adamae.training.frozen_classifiers.compute_logits", compute)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        labels = torch.arange(6) % 2
+        zeros = AttentiveWeights(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))
+        minimize_loss(torch.randn(6, 3, 4), labels, zeros, 0.1)
+        assert threads == {1}
+        monkeypatch.setattr("adamae.training.frozen_classifiers.NUMBERS_PER_THREAD", 24)
+        minimize_loss(torch.randn(6, 3, 4), labels, zeros, 0.1)
+        assert threads == {1, 3}
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def test_ridge_regression_is_that_of_scikit_learn() -> None:

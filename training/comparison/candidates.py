@@ -5,7 +5,8 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,11 @@ from adamae.training.video_features import (
     extract_vectors,
 )
 
-# The rate of hand-made features and of the untrained encoder: 1/8 s from frame to frame.
+# The rate of hand-made features and of the untrained encoder: 1/8 s from frame to frame. Where
+# fewer frames are stored, it is theirs, as repeated frames do not differ; but a single slow video
+# does not lower it below MIN_FPS.
 DEFAULT_FPS = 8.0
+MIN_FPS = 4.0
 UNTRAINED = "untrained encoder"
 # Tiny, as it only tells what an architecture sees before it has learned anything.
 UNTRAINED_CONFIG = ModelConfig("tiny", num_frames=16, image_size=64, patch_size=8)
@@ -78,13 +82,15 @@ class Extractor:
         self._splits = splits
         self._options = options
         self._folder = options.output / "features"
+        # Of what has no rate of its own.
+        self._at_default_rate = options.extraction
+        if not (options.extraction.fps or options.extraction.frame_stride):
+            self._at_default_rate = replace(options.extraction, fps=choose_default_fps(splits))
 
     def describe_by_hand(self) -> tuple[Vectors, Vectors]:
         """Return the hand-made features of both splits, those of a video concatenated."""
-        extraction = self._options.extraction
-        rate = DataConfig(fps=extraction.fps or DEFAULT_FPS)
-        if extraction.frame_stride:
-            rate = DataConfig(frame_stride=extraction.frame_stride)
+        extraction = self._at_default_rate
+        rate = DataConfig(frame_stride=extraction.frame_stride, fps=extraction.fps)
         vectors = []
         for split in self._splits:
             log(f"{split.name}: features made by hand", sys.stderr)
@@ -102,7 +108,10 @@ class Extractor:
                 state = VideoEncoder(UNTRAINED_CONFIG).state_dict()
             metadata = pretrained.make_metadata(UNTRAINED_CONFIG, rate={"fps": DEFAULT_FPS})
             pretrained.save(file, state, metadata)
-        (candidate,) = self._encode(str(file), open_encoder(file), self._folder / "untrained")
+        folder = self._folder / "untrained"
+        (candidate,) = self._encode(
+            str(file), open_encoder(file), folder, extraction=self._at_default_rate
+        )
         candidate.name = UNTRAINED
         candidate.kind = "untrained"
         return candidate
@@ -112,9 +121,12 @@ class Extractor:
 
         The second row of an image model has the mean difference of neighboring frames, too.
         """
-        return self._encode(model, encoder, self._folder / name_folder(model))
+        folder = self._folder / name_folder(model)
+        return self._encode(model, encoder, folder, extraction=self._options.extraction)
 
-    def _encode(self, model: str, encoder: Encoder, folder: Path) -> list[Candidate]:
+    def _encode(
+        self, model: str, encoder: Encoder, folder: Path, *, extraction: ExtractionOptions
+    ) -> list[Candidate]:
         kind = find_kind(model, encoder)
         width = encoder.dim
         is_of_images = isinstance(encoder, FrameEncoder)
@@ -127,7 +139,6 @@ class Extractor:
         extracted = []
         for split, output in zip(self._splits, folders, strict=True):
             log(f"{split.name}: features of {model}", sys.stderr)
-            extraction = self._options.extraction
             extracted.append(extract_vectors(split.location, output, encoder, model, extraction))
         vectors = (extracted[0], extracted[1])
         speed = self._measure_speed(encoder, folder / "speed.json")
@@ -157,6 +168,13 @@ class Extractor:
         speed = Speed(num_frames / milliseconds * 1e3, peak_memory_gib(device))
         write_json(file, {"device": name, **speed._asdict()})
         return speed
+
+
+def choose_default_fps(splits: Splits) -> float:
+    """Return DEFAULT_FPS or, down to MIN_FPS, the frame rate of the slowest stored video."""
+    samples = chain(splits.training.samples, splits.validation.samples)
+    slowest = min(sample.fps for sample in samples)
+    return min(DEFAULT_FPS, max(MIN_FPS, slowest))
 
 
 def find_kind(model: str, encoder: Encoder) -> Kind:

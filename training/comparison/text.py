@@ -1,8 +1,9 @@
 """Say what a comparison has found: the table, what it means, and the next command."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from adamae.common.commands import command_line
+from adamae.common.commands import PUBLISHED, command_line
 from adamae.common.logging import printable
 from adamae.training.comparison.candidates import UNTRAINED
 from adamae.training.comparison.entries import Comparison, Entry
@@ -21,6 +22,8 @@ COLUMNS = ("knn", "linear", "attentive")
 MAX_NAME = 24
 # Differences of so many standard errors are clear.
 CLEAR = 2
+# What is tried next, the fastest first.
+PUBLISHED_MODELS = (PUBLISHED, "hf://facebook/dinov2-base", "hf://facebook/vjepa2-vitl-fpc64-256")
 # Fine-tuning all weights on fewer training videos was not better than a classifier of features.
 MIN_FINETUNED = 200
 
@@ -85,20 +88,23 @@ def is_clear(difference: Estimate) -> bool:
     return difference.value > CLEAR * difference.error
 
 
-def draw_conclusions(comparison: Comparison) -> list[str]:
-    """Return what the comparison means, in sentences, and the next command."""
+def draw_conclusions(comparison: Comparison, arguments: Sequence[str]) -> list[str]:
+    """Return what the comparison means, in sentences, and the next command.
+
+    arguments: of the command that has compared; a next comparison takes them, too.
+    """
     sentences = [describe_cue(comparison)]
     baseline = comparison.baseline
     best = comparison.find_best("published", "own")
     if best is None:
         sentences.append("No model was compared: name some with --models.")
-        return [*sentences, f"next: {suggest_published(comparison)}"]
+        return [*sentences, f"next: {suggest_published(comparison, arguments)}"]
     sentences.append(describe_gain(comparison, best, baseline))
     own = comparison.find_best("own")
     published = comparison.find_best("published")
     if own is not None:
         sentences += describe_own(comparison, own, published)
-    return [*sentences, f"next: {suggest_next(comparison, best, baseline)}"]
+    return [*sentences, *suggest_next(comparison, arguments)]
 
 
 def describe_cue(comparison: Comparison) -> str:
@@ -177,25 +183,35 @@ def describe_own(comparison: Comparison, own: Entry, published: Entry | None) ->
     return sentences
 
 
-def suggest_published(comparison: Comparison) -> str:
-    """Return the command that also compares published weights."""
-    folder = Path(comparison.splits.training.location).parent
-    return command_line("compare", folder, "--models", "hf://MCG-NJU/videomae-base")
+def suggest_published(comparison: Comparison, arguments: Sequence[str]) -> str:
+    """Return the command that also compares published weights; "" if all of them are compared."""
+    compared = {entry.model for entry in comparison.entries}
+    for model in PUBLISHED_MODELS:
+        if model not in compared:
+            return command_line("compare", *arguments, "--models", model)
+    return ""
 
 
-def suggest_next(comparison: Comparison, best: Entry, baseline: Entry) -> str:
-    """Return the command that a user would run next."""
+def suggest_next(comparison: Comparison, arguments: Sequence[str]) -> list[str]:
+    """Return the command that a user would run next, after what it cannot do for them."""
     training = comparison.splits.training
-    if is_clear(comparison.subtract(best, baseline)):
+    best = comparison.find_best("published", "own")
+    assert best is not None
+    if is_clear(comparison.subtract(best, comparison.baseline)):
         folder = Path("features") / Path(best.model).name
-        return command_line("features", training.location, folder, "--model", best.model)
-    if comparison.find_best("published") is None:
-        return suggest_published(comparison)
+        features = command_line("features", training.location, folder, "--model", best.model)
+        return [f"next: {features}"]
     own = comparison.find_best("own")
+    published = suggest_published(comparison, arguments)
+    if comparison.find_best("published") is None:
+        return [f"next: {published}"]
     if own is None or len(training.samples) < MIN_FINETUNED:
         # With few labels, more of them tell more than another classifier.
-        return f"label more videos, and compare again; {suggest_published(comparison)}"
-    return command_line(
+        advice = "Label more videos, and make shards of all of them"
+        if not published:
+            return [f"{advice}."]
+        return [f"{advice}, or compare another encoder.", f"next: {published}"]
+    finetune = command_line(
         "train",
         "--config",
         "configs/finetune_small.yaml",
@@ -204,3 +220,4 @@ def suggest_next(comparison: Comparison, best: Entry, baseline: Entry) -> str:
         f"data.shards={training.location}",
         f"evaluation.shards={comparison.splits.validation.location}",
     )
+    return [f"next: {finetune}"]
