@@ -186,7 +186,12 @@ def encode_query(
 
 
 def read_query(file: Path, index: int, settings: dict[str, Any]) -> Query:
-    """Return a window of a file of features; raise InputError if another model has made it."""
+    """Return a window of a file of features.
+
+    Raise InputError if there is no such file or window, or another model has made it.
+    """
+    if not file.is_file():
+        raise InputError(f"{file} does not exist: name a file of features, such as in FEATURES")
     for folder in file.resolve().parents:
         if (folder / "features.json").is_file():
             if read_settings(folder).get("weights") != settings["weights"]:

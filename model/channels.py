@@ -19,7 +19,7 @@ STRENGTH = 40
 
 def check_channels(channels: int, in_channels: int) -> None:
     """Raise InputError where a model of `in_channels` does not take clips of `channels`."""
-    if _takes(in_channels, channels):
+    if takes_channels(in_channels, channels):
         return
     advice = f"set model.in_channels={channels}"
     if channels == 3:
@@ -30,7 +30,7 @@ def check_channels(channels: int, in_channels: int) -> None:
     )
 
 
-def _takes(in_channels: int, channels: int) -> bool:
+def takes_channels(in_channels: int, channels: int) -> bool:
     """Return whether a model of `in_channels` takes clips of `channels`, perhaps as grayscale."""
     is_gray_from_rgb = channels == 3 and in_channels == 1
     return channels == in_channels or is_gray_from_rgb
@@ -75,7 +75,7 @@ def adapt_channels(clip: Clip, in_channels: int) -> Clip:
     channels do not match.
     """
     channels = clip.shape[-1]
-    if not _takes(in_channels, channels):
+    if not takes_channels(in_channels, channels):
         raise InputError(f"the clip has {channels} channels, and the model takes {in_channels}")
     if channels == in_channels:
         return clip

@@ -18,6 +18,7 @@ from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.model.adamae import AdaMAE
 from adamae.model.config import ModelConfig
+from adamae.shard_tools.make_shards import main as make_shards
 from adamae.training.comparison.candidates import choose_default_fps
 from adamae.training.comparison.entries import Comparison, Entry
 from adamae.training.comparison.splits import open_splits
@@ -217,6 +218,25 @@ def test_what_cannot_be_compared_is_one_sentence(
     assert not (output / "compare.json").exists()
 
 
+def test_an_untrained_encoder_takes_the_channels_of_the_videos(
+    write_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        folder = tmp_path / "in" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{number}.npy", np.full((6, 32, 32, 5), 30 * number, np.uint8))
+    shards = tmp_path / "shards"
+    assert make_shards([str(tmp_path / "in"), str(shards), "--hold-out", "0.5"]) == 0
+    output = tmp_path / "out"
+    compare(capsys, shards, "--output", output, "--measures", "knn", "--fps", 8)
+    assert find_row(output, "untrained encoder")["knn_top1"] >= 0
+    # Other encoders are refused before any video is encoded.
+    run = write_run(AdaMAE(SHAPE), frame_stride=1)
+    with pytest.raises(InputError, match=r"takes 3 channels, and the videos of .* have 5: leave"):
+        compare(capsys, shards, "--models", run, "--output", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def make_comparison(shards: Path, rights: dict[str, int]) -> Comparison:
     """Return a comparison of rows that are right for so many of 100 videos, the first ones."""
     labels = torch.arange(100) % 2
@@ -311,3 +331,11 @@ def test_frames_made_by_hand_are_not_repeated(
         videos = [(f"{name}{index}", encode(4)) for index in range(2)]
         write_shards(tmp_path / name, videos, classes=2, fps=[stored] * 2)
     assert choose_default_fps(open_splits(str(tmp_path))) == expected
+
+
+@pytest.mark.parametrize(("num_groups", "expected"), [(1, "one group"), (5, "5 groups"), (6, "")])
+def test_few_groups_are_said_to_be_few(shards: Path, num_groups: int, expected: str) -> None:
+    comparison = make_comparison(shards, HIGH | {"runs/mine": 90})
+    comparison.queries.identities[:, 2] = torch.arange(100) % num_groups
+    text = "\n".join(draw_conclusions(comparison, ARGUMENTS))
+    assert (f"All validation videos are of {expected}:" in text) == bool(expected)

@@ -191,6 +191,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         (video, ["--window", "3,2"], "3,2 does not end after it starts"),
         (video, ["--window", "now"], "now is not like 10,14"),
         (file, ["--index", "99"], "has no window 99: give --index from 0 to 11"),
+        (folder / "no.safetensors", ["--index", "0"], "no.safetensors does not exist"),
         (video, ["--at", "99"], "cannot be encoded: its segment starts at"),
         (folder / "videos", [], "has several videos: give one of them"),
         (folder / "missing.mp4", [], "does not exist"),

@@ -26,9 +26,7 @@ def estimate_accuracy(is_right: Bool[np.ndarray, " V"], groups: Int[np.ndarray, 
     are right. Without them and with groups of one video, it is the binomial one.
     """
     value = float(np.mean(is_right))
-    added = np.append(is_right.astype(float), [1, 0])
-    groups_of_added = groups.max() + np.array([1, 2])
-    return Estimate(value, bootstrap_error(added, np.append(groups, groups_of_added)))
+    return Estimate(value, bootstrap_error(*add_groups(is_right.astype(float), groups, (1, 0))))
 
 
 def estimate_difference(
@@ -39,10 +37,18 @@ def estimate_difference(
     """Return by how much an accuracy exceeds another one on the same videos, with its error.
 
     The difference of paired results varies less than the accuracies do, as some videos are hard
-    for both.
+    for both. To estimate the error, a video is added that only the first gets right, and one that
+    only the second does (Bonett and Price 2012), so that it is not 0 for a single group.
     """
     gain = is_right.astype(float) - is_right_baseline.astype(float)
-    return Estimate(float(gain.mean()), bootstrap_error(gain, groups))
+    return Estimate(float(gain.mean()), bootstrap_error(*add_groups(gain, groups, (1, -1))))
+
+
+def add_groups(
+    values: Float[np.ndarray, " V"], groups: Int[np.ndarray, " V"], added: tuple[float, float]
+) -> tuple[Float[np.ndarray, " W"], Int[np.ndarray, " W"]]:
+    """Return values and groups with two more values, each a group of its own."""
+    return np.append(values, added), np.append(groups, groups.max() + np.array([1, 2]))
 
 
 def bootstrap_error(values: Float[np.ndarray, " V"], groups: Int[np.ndarray, " V"]) -> float:

@@ -251,3 +251,5 @@ def test_differences_are_paired() -> None:
     gain = estimate_difference(better, is_right, np.arange(400))
     assert gain.value == pytest.approx(better.mean() - is_right.mean())
     assert gain.error < 0.5 * estimate_accuracy(is_right, np.arange(400)).error
+    # A single group says nothing about others.
+    assert estimate_difference(better, is_right, np.zeros(400, int)).error > gain.error

@@ -38,8 +38,8 @@ from adamae.training.video_features import (
 )
 
 # The rate of hand-made features and of the untrained encoder: 1/8 s from frame to frame. Where
-# fewer frames are stored, it is theirs, as repeated frames do not differ; but a single slow video
-# does not lower it below MIN_FPS.
+# fewer frames are stored, all of them are taken and none is repeated, as repeated frames do not
+# differ; but a single slow video does not lower the rate below MIN_FPS.
 DEFAULT_FPS = 8.0
 MIN_FPS = 4.0
 UNTRAINED = "untrained encoder"
@@ -103,10 +103,12 @@ class Extractor:
         file = self._options.output / "untrained.safetensors"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
+            channels = self._splits.training.dataset.channels
+            config = replace(UNTRAINED_CONFIG, in_channels=channels)
             with torch.random.fork_rng():
                 torch.manual_seed(0)
-                state = VideoEncoder(UNTRAINED_CONFIG).state_dict()
-            metadata = pretrained.make_metadata(UNTRAINED_CONFIG, rate={"fps": DEFAULT_FPS})
+                state = VideoEncoder(config).state_dict()
+            metadata = pretrained.make_metadata(config, rate={"fps": DEFAULT_FPS})
             pretrained.save(file, state, metadata)
         folder = self._folder / "untrained"
         (candidate,) = self._encode(

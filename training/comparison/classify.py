@@ -11,6 +11,8 @@ from torch import Tensor
 from adamae.common.errors import InputError
 from adamae.common.logging import log
 from adamae.common.progress import progress_bar
+from adamae.model.channels import takes_channels
+from adamae.model.encoders.encoder import Encoder
 from adamae.model.encoders.open_encoder import open_encoder
 from adamae.training.comparison.candidates import Candidate, CompareOptions, Extractor
 from adamae.training.comparison.entries import Comparison, Entry
@@ -44,6 +46,7 @@ def compare(splits: Splits, options: CompareOptions) -> Comparison:
     warn_of_shared(splits)
     # All models are opened first, so that a wrong name is said before hours of encoding.
     encoders = [open_encoder(local_run(model)) for model in options.models]
+    check_channels(splits, encoders)
     extractor = Extractor(splits, options)
     hand_made = extractor.describe_by_hand()
     candidates = [extractor.encode_untrained()]
@@ -71,6 +74,17 @@ def check_options(splits: Splits, options: CompareOptions) -> None:
             " videos of the smallest class: lower it"
         )
     choose_neighbors(torch.tensor(list(counts.elements())), options.neighbors)
+
+
+def check_channels(splits: Splits, encoders: Sequence[Encoder]) -> None:
+    """Raise InputError if an encoder does not take the channels of the videos."""
+    channels = splits.training.dataset.channels
+    for encoder in encoders:
+        if not takes_channels(encoder.channels, channels):
+            raise InputError(
+                f"{encoder.name} takes {encoder.channels} channels, and the videos of"
+                f" {splits.training.location} have {channels}: leave it out of --models"
+            )
 
 
 def warn_of_shared(splits: Splits) -> None:
@@ -151,9 +165,9 @@ class Classifier:
 
     def find_nearest(self, candidates: Sequence[Candidate]) -> None:
         """Find the training videos that are most alike to the best encoder."""
-        best = self.comparison.find_best("published", "own", "untrained")
+        best = self.comparison.best_encoder
         for candidate in candidates:
-            if best is not None and candidate.name == best.name:
+            if candidate.name == best.name:
                 queries, training = self._stack(candidate.vectors)
                 neighbors = find_neighbors(queries, training, NUM_SHOWN_NEIGHBORS)
                 self.comparison.nearest = neighbors.references.numpy()

@@ -63,6 +63,11 @@ class Comparison:
         return self.queries.groups.numpy()
 
     @property
+    def num_groups(self) -> int:
+        """Return of how many groups the validation videos are."""
+        return len(np.unique(self.groups))
+
+    @property
     def group_names(self) -> list[str]:
         """Return the name of the group of each validation video, or else its source."""
         samples = self.splits.validation.samples
@@ -92,6 +97,13 @@ class Comparison:
 
         entries = [entry for entry in self.entries if entry.kind in kinds and entry.predicted]
         return max(entries, key=count_right, default=None)
+
+    @property
+    def best_encoder(self) -> Entry:
+        """Return the best of the models or, if none was named, the encoder that is not trained."""
+        best = self.find_best("published", "own") or self.find_best("untrained")
+        assert best is not None
+        return best
 
     @property
     def baseline(self) -> Entry:

@@ -44,7 +44,7 @@ def write_results(comparison: Comparison, conclusions: list[str], file: Path) ->
         "training_videos": len(splits.training.samples),
         "validation_videos": len(splits.validation.samples),
         "left_out": [split.num_left_out for split in splits],
-        "groups": len(np.unique(comparison.groups)),
+        "groups": comparison.num_groups,
         "neighbors": comparison.num_neighbors,
         "gain_over": comparison.baseline.name,
         "conclusions": conclusions,
@@ -130,8 +130,7 @@ def write_predictions(comparison: Comparison, file: Path) -> None:
 
 def write_page(comparison: Comparison, conclusions: list[str], file: Path) -> None:
     """Write compare.html, complete in itself."""
-    best = comparison.find_best("published", "own", "untrained")
-    assert best is not None
+    best = comparison.best_encoder
     baseline = comparison.baseline
     figures = {}
     if any(entry.curve for entry in comparison.entries):
@@ -150,7 +149,7 @@ def write_page(comparison: Comparison, conclusions: list[str], file: Path) -> No
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     html = environment.from_string(TEMPLATE.read_text()).render(
         splits=comparison.splits,
-        num_groups=len(np.unique(comparison.groups)),
+        num_groups=comparison.num_groups,
         num_neighbors=comparison.num_neighbors,
         updated=time.strftime("%Y-%m-%d %H:%M"),
         conclusions=conclusions,

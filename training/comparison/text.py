@@ -24,6 +24,8 @@ MAX_NAME = 24
 CLEAR = 2
 # What is tried next, the fastest first.
 PUBLISHED_MODELS = (PUBLISHED, "hf://facebook/dinov2-base", "hf://facebook/vjepa2-vitl-fpc64-256")
+# With fewer, the bootstrap's standard errors are too small by a tenth and more.
+MIN_GROUPS = 6
 # Fine-tuning all weights on fewer training videos was not better than a classifier of features.
 MIN_FINETUNED = 200
 
@@ -31,9 +33,8 @@ MIN_FINETUNED = 200
 def describe_table(comparison: Comparison) -> list[str]:
     """Return the lines of the table, of up to 100 characters."""
     splits = comparison.splits
-    num_groups = len(set(comparison.groups.tolist()))
     lines = [
-        f"{len(splits.validation.samples):,} validation videos in {num_groups:,} groups,"
+        f"{len(splits.validation.samples):,} validation videos in {comparison.num_groups:,} groups,"
         f" {len(splits.training.samples):,} training videos, {len(splits.classes)} classes;"
         f" k = {comparison.num_neighbors}, all windows"
     ]
@@ -93,7 +94,7 @@ def draw_conclusions(comparison: Comparison, arguments: Sequence[str]) -> list[s
 
     arguments: of the command that has compared; a next comparison takes them, too.
     """
-    sentences = [describe_cue(comparison)]
+    sentences = [describe_cue(comparison), *warn_of_few_groups(comparison)]
     baseline = comparison.baseline
     best = comparison.find_best("published", "own")
     if best is None:
@@ -132,6 +133,18 @@ def describe_cue(comparison: Comparison) -> str:
     if any(is_clear(gain) for gain in gains):
         return f"Neither motion nor appearance is clearly ahead here: {reached}."
     return f"What needs no encoder says little about these classes: {reached}."
+
+
+def warn_of_few_groups(comparison: Comparison) -> list[str]:
+    """Return a sentence if so few groups are held out that errors over them are uncertain."""
+    num_groups = comparison.num_groups
+    if num_groups >= MIN_GROUPS:
+        return []
+    groups = "one group" if num_groups == 1 else f"{num_groups} groups"
+    return [
+        f"All validation videos are of {groups}: accuracies on others may be quite different."
+        " Hold out more groups."
+    ]
 
 
 def describe_gain(comparison: Comparison, best: Entry, baseline: Entry) -> str:
