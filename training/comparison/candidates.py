@@ -161,7 +161,7 @@ class Extractor:
             if stored["device"] == name:
                 return Speed(stored["frames_per_second"], stored["gib"])
         batch_size = self._options.extraction.batch_size
-        shape = (batch_size, encoder.num_frames, *encoder.image_size, 3)
+        shape = (batch_size, encoder.num_frames, *encoder.image_size, encoder.channels)
         clips = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
