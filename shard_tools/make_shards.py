@@ -439,10 +439,13 @@ def make_shards(parsed: argparse.Namespace) -> int:
 
 def _advise(output: Path, builds: dict[str, Build]) -> str:
     """Return the command that uses the shards: a comparison of encoders, or features."""
+    fps = next(iter(builds.values())).settings.fps
+    # Shards of a lower rate lack the frames of an encoder's own stride.
+    rate = ["--fps", f"{fps:g}"] if fps else []
     if {"train", VALIDATION} <= builds.keys() and builds["train"].info.has_one_label:
-        return command_line("compare", output, "--models", PUBLISHED)
+        return command_line("compare", output, "--models", PUBLISHED, *rate)
     features = output.with_name(f"{output.name}_features")
-    return command_line("features", output, features, "--model", PUBLISHED)
+    return command_line("features", output, features, "--model", PUBLISHED, *rate)
 
 
 def _merge_classes(builds: dict[str, Build], splits: dict[str, ItemStore]) -> list[str]:

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from made_videos import encode, write_shards
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from adamae import extract_features
 from adamae.common.errors import InputError
@@ -31,7 +31,7 @@ from adamae.pipeline.planning.crops import FrameSize
 from adamae.pipeline.planning.plan import frame_step, strided_frames
 from adamae.pipeline.reading import storage
 from adamae.shard_tools import make_shards
-from adamae.training.feature_files import read_feature_files
+from adamae.training.feature_files import NAMES, read_feature_files
 from adamae.training.feature_settings import read_settings
 from adamae.training.video_features import read_vectors
 from adamae.training.video_windows import WindowReader, make_scaler, round_half_up
@@ -437,6 +437,14 @@ def test_a_flipped_bit_is_told_when_features_are_read(
         for video, features in zip(videos, expected, strict=True):
             assert torch.equal(video.features, features)
     assert num_told > 50
+
+
+def test_a_file_of_features_without_checksums_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({name: torch.zeros(1, 1) for name in NAMES}, file)
+    with pytest.raises(InputError, match="it has no 'xxh3'") as error:
+        list(read_feature_files(file))
+    assert_is_damage(error.value, file)
 
 
 def assert_is_damage(error: InputError, file: Path) -> None:

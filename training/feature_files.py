@@ -427,9 +427,11 @@ def read_feature_files(path: Path) -> Iterator[StoredFeatures]:
             raise
         # The readers of headers and of numpy's arrays raise whatever damaged bytes lead to.
         except Exception as error:
+            reason = first_line(error)
+            if isinstance(error, KeyError):
+                reason = f"it has no {reason}"
             raise InputError(
-                f"{file} is damaged ({first_line(error)}): remove it, and run the command again"
-                " that has made it"
+                f"{file} is damaged ({reason}): remove it, and repeat the command that wrote it"
             ) from error
 
 
