@@ -35,7 +35,7 @@ class TempTable:
 
     def run(self, query: str, *values: Any) -> Iterator[list[Any]]:
         """Execute a query with `values` for its question marks; return an iterator of its rows."""
-        return map(_decode, self.database.execute(query, encode(values)))
+        return map(decode, self.database.execute(query, encode(values)))
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]], num_columns: int) -> None:
         placeholders = ", ".join("?" * num_columns)
@@ -52,7 +52,7 @@ def encode(values: Sequence[Any]) -> list[Any]:
     return stored
 
 
-def _decode(row: Iterable[Any]) -> list[Any]:
+def decode(row: Iterable[Any]) -> list[Any]:
     """Return a row as it was before `encode`."""
     values = []
     for value in row:

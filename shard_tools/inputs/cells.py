@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from ast import literal_eval
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -97,6 +97,11 @@ def parse_pair(cell: Any) -> list[Any]:
     return values
 
 
+def may_be_spans(numbers: Sequence[float]) -> bool:
+    """Return whether numbers may be starts and ends: an even count, increasing, as 16 24 30 60."""
+    return len(numbers) % 2 == 0 and list(numbers) == sorted(set(numbers))
+
+
 def read_label(cell: Any) -> str | None:
     """Return the label of a cell as text; None if the cell is missing."""
     if is_missing(cell):
@@ -135,31 +140,24 @@ def is_list_of_objects(value: Any) -> bool:
     return all(isinstance(entry, dict) for entry in value)
 
 
-def list_cells(record: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (column, cell) of an object, with all that is in inner objects and in lists of them.
+def list_cells(
+    record: Row, prefix: str = "", lists: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """Yield (column, cell, lists) of an object, and of all objects in it.
 
-    {"id": 3, "steps": [{"label": "run"}, {"label": "sit"}]} gives ("id", 3), ("steps.label",
-    "run") and ("steps.label", "sit").
+    `lists` are the columns of the lists of objects that the cell lies in, the outermost first.
+    {"id": 3, "steps": [{"label": "run"}, {"label": "sit"}]} gives ("id", 3, ()), ("steps.label",
+    "run", ("steps",)) and ("steps.label", "sit", ("steps",)).
     """
     for name, value in record.items():
+        column = prefix + name
         if isinstance(value, dict):
-            yield from list_cells(value, f"{prefix}{name}.")
+            yield from list_cells(value, f"{column}.", lists)
         elif is_list_of_objects(value):
             for entry in value:
-                yield from list_cells(entry, f"{prefix}{name}.")
+                yield from list_cells(entry, f"{column}.", (*lists, column))
         else:
-            yield f"{prefix}{name}", value
-
-
-def list_object_lists(record: Row, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the lists of objects in an object: "steps" in the example above."""
-    for name, value in record.items():
-        entries = [value] if isinstance(value, dict) else value
-        if is_list_of_objects(entries):
-            if entries is value:
-                yield prefix + name
-            for entry in entries:
-                yield from list_object_lists(entry, f"{prefix}{name}.")
+            yield column, value, lists
 
 
 def unfold(record: Row, lists: set[str], prefix: str = "") -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Files of other programs that name no video in each row: what they are, and what to do instead."""
 
-import codecs
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -83,10 +83,7 @@ def refuse_foreign(path: Path, where: str) -> None:
     """Raise InputError, which names what to export, if a file is another program's and no list."""
     with path.open("rb") as file:
         head = file.read(NUM_BYTES)
-    encoding = (
-        "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    )
-    text = head.decode(encoding, "replace")
+    text = head.decode(json.detect_encoding(head), "replace")
     for kind in FOREIGN:
         is_called_so = re.search(rf"\.({kind.extension})$", path.name, re.IGNORECASE)
         if is_called_so or re.search(kind.content, text):

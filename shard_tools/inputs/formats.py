@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from adamae.shard_tools.inputs.cells import WHOLE, Row, parse_time, to_text
+import numpy as np
+
+from adamae.shard_tools.inputs.cells import Row, may_be_spans, to_text
 from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.inputs.reading import FIELDS, Reading
 
@@ -22,65 +24,24 @@ MIN_FITTING = 0.9
 MAX_VOTES = 20
 # The numbers behind the path of a row.
 Numbers = Sequence[float]
-# Returns whether the cells of a column are of a kind.
-IsKind = Callable[[Sequence[str]], bool]
-
-
-def _match(pattern: str) -> IsKind:
-    """Return the kind of columns whose cells all match a regular expression."""
-    compiled = re.compile(pattern, re.DOTALL)
-    return lambda texts: all(map(compiled.fullmatch, texts))
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    return all(parse_time(text) is not None for text in texts)
-
-
-def _are_fractions(texts: Sequence[str]) -> bool:
-    return _are_numbers(texts) and not all(map(WHOLE.fullmatch, texts))
-
-
-def _are_names(texts: Sequence[str]) -> bool:
-    return not _are_numbers(texts)
-
-
-def _are_splits(texts: Sequence[str]) -> bool:
-    return all(text.lower() in GROUPS for text in texts)
-
-
-def _are_ids(texts: Sequence[str]) -> bool:
-    """Return whether cells hold the ids of one class or of several, and no starts and ends.
-
-    Starts and ends are an even count of numbers in each cell, which increase: 16 24 30 60.
-    """
-    if not all(re.fullmatch(r"\d+( +\d+)*", text) for text in texts):
-        return False
-    if not any(" " in text for text in texts):
-        return False
-    for text in texts:
-        numbers = list(map(int, text.split()))
-        if len(numbers) % 2 or numbers != sorted(set(numbers)):
-            return True
-    return False
-
-
-PATH_KINDS = ("path", "youtube_id", "thumos")
-KINDS: dict[str, IsKind] = {
-    "path": _match(".*"),
-    "youtube_id": _match(r"[\w-]{11}"),
-    "thumos": _match(r"video_(validation|test)_\d{7}"),
-    "label": _match(".*"),
-    "name": _are_names,
-    "ids": _are_ids,
-    "time": _are_numbers,
-    "fraction": _are_fractions,
-    "number": _match(r"-?\d+"),
+NUMBER = r"-?\d+(?:\.\d+)?"
+# Regular expressions for the cells of a column; the first column is that of the paths.
+KINDS = {
+    "path": ".*",
+    "youtube_id": r"[\w-]{11}",
+    "thumos": r"video_(validation|test)_\d{7}",
+    "label": ".*",
+    "name": rf"(?!{NUMBER}(\t|$)).*",
+    "ids": r"\d+( +\d+)*",
+    "time": NUMBER,
+    "fraction": r"\d*\.\d+",
+    "number": r"-?\d+",
     # A length of -1 means a segment that ends with the video.
-    "length": _match(r"-1|0*[1-9]\d*"),
-    "all": _match("-1"),
-    "start": _match(r"\d+"),
-    "code": _match("[012]"),
-    "split": _are_splits,
+    "length": r"-1|0*[1-9]\d*",
+    "all": "-1",
+    "start": r"\d+",
+    "code": "[012]",
+    "split": f"(?i:{'|'.join(GROUPS)})",
 }
 
 
@@ -99,8 +60,10 @@ def _are_votes(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
     return all(MAX_VOTES > row[-2] > row[-1] for row in rows)
 
 
-def _are_files(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
-    return not any(num_frames)
+def _are_ids(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
+    """Return whether rows of files have the ids of one class or of several, not starts and ends."""
+    are_several = any(len(row) > 1 for row in rows)
+    return are_several and not any(num_frames) and not all(map(may_be_spans, rows))
 
 
 def _are_lengths(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
@@ -108,16 +71,19 @@ def _are_lengths(rows: Sequence[Numbers], num_frames: Sequence[int]) -> bool:
 
     If all frames of a folder from the first number on are as many as the second, it is one.
     """
-    if any(
-        count and row[0] + row[1] > count + 1 for row, count in zip(rows, num_frames, strict=True)
-    ):
+    numbers = np.array(rows)
+    counts = np.array(num_frames)
+    starts = numbers[:, 0]
+    lengths = numbers[:, 1]
+    ends = starts + lengths
+    if np.any((counts > 0) & (ends > counts + 1)):
         return False
-    if all(row[0] + row[1] == count for row, count in zip(rows, num_frames, strict=True)):
+    if np.all(ends == counts):
         return True
-    is_end = all(row[0] < row[1] for row in rows) and any(row[0] > 0 for row in rows)
+    are_ends = np.all(starts < lengths) and np.any(starts > 0)
     # DALI's lists have a label, a start and an end.
-    is_start = len(rows[0]) > 2 and all(row[1] < row[2] for row in rows)
-    return not is_end and not is_start
+    are_starts = numbers.shape[1] > 2 and np.all(lengths < numbers[:, 2])
+    return not are_ends and not are_starts
 
 
 class Format(NamedTuple):
@@ -129,7 +95,7 @@ class Format(NamedTuple):
     readings: tuple[str, ...]
     # The other columns that these lists may have, with a comma between them.
     unused: str = ""
-    # Of a list without a header: the kind of each column, a key of KINDS.
+    # Of a list without a header: the kind of each column, a key of KINDS, the first a path.
     kinds: str = ""
     # What the kinds do not tell: returns whether rows without a header fit, given the number of
     # frames in the folder of each (0: its path is no such folder).
@@ -171,19 +137,22 @@ class Format(NamedTuple):
 
     def match_rows(self, rows: Sequence[Row], path: str, num_frames: Sequence[int]) -> bool:
         """Return whether most rows without a header, whose column of paths is `path`, fit."""
-        kinds = self.kinds.split()
-        fitting = [number for number, row in enumerate(rows) if len(row) == len(kinds)]
-        if not fitting or len(fitting) < MIN_FITTING * len(rows):
-            return False
-        rows = [rows[number] for number in fitting]
-        for number, kind in enumerate(kinds, 1):
-            texts = [to_text(row[str(number)]) for row in rows]
-            if (kind in PATH_KINDS) != (str(number) == path) or not KINDS[kind](texts):
+        kinds = [f"({KINDS[kind]})" for kind in self.kinds.split()]
+        pattern = re.compile("\t".join(kinds), re.DOTALL)
+        numbers: list[list[float]] = []
+        counts: list[int] = []
+        for row, count in zip(rows, num_frames, strict=True):
+            if len(row) != len(kinds):
+                continue
+            text = "\t".join(map(to_text, row.values()))
+            if not pattern.fullmatch(text):
                 return False
-        if self.fits is None:
-            return True
-        numbers = [[parse_time(cell) or 0 for cell in list(row.values())[1:]] for row in rows]
-        return self.fits(numbers, [num_frames[number] for number in fitting])
+            behind_path = text.partition("\t")[2]
+            numbers.append(list(map(float, re.findall(NUMBER, behind_path))))
+            counts.append(count)
+        if path != "1" or not counts or len(counts) < MIN_FITTING * len(rows):
+            return False
+        return self.fits is None or self.fits(numbers, counts)
 
 
 ANNOTATION = "path=key,label=annotations.label,segment=annotations.segment,split=subset"
@@ -386,7 +355,7 @@ WITHOUT_HEADER = [
         ("path=1,label=2:spaces",),
         kinds="path ids",
         # Behind a folder of frames, the first number would be that of the frames.
-        fits=_are_files,
+        fits=_are_ids,
     ),
     Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time", error=BOXES),
     Format("AVA", ("path=1",), kinds=f"path time{4 * ' fraction'} time time", error=BOXES),

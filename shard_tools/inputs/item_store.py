@@ -29,7 +29,7 @@ from adamae.shard_tools.inputs.item import (
 )
 from adamae.shard_tools.inputs.location import Location
 from adamae.shard_tools.splits import GroupOf, choose_held_out
-from adamae.shard_tools.temp_table import TempTable
+from adamae.shard_tools.temp_table import TempTable, decode
 
 # Classes, or files, that a sentence names.
 NUM_NAMED = 10
@@ -93,7 +93,11 @@ class ItemStore:
 
     def _define(self, name: str, function: Callable[..., Any], num_arguments: int = 1) -> None:
         """Let queries call a function."""
-        self._table.database.create_function(name, num_arguments, function)
+
+        def call(*values: Any) -> Any:
+            return function(*decode(values))
+
+        self._table.database.create_function(name, num_arguments, call)
 
     @property
     def has_only_arrays(self) -> bool:
@@ -122,8 +126,8 @@ class ItemStore:
         if options.label_folder is None and self.has_labels:
             options = replace(options, unlabeled=True)
 
-        def get_folder(source: str | bytes) -> str:
-            return _to_text(source).rpartition("/")[0]
+        def get_folder(source: str) -> str:
+            return source.rpartition("/")[0]
 
         sources = self._table.run("SELECT source FROM items")
         num_videos = Counter(get_folder(source) for (source,) in sources)
@@ -166,7 +170,7 @@ class ItemStore:
             is_later = "source = ? AND segment = '' AND rowid != ?"
             self._table.run(f"DELETE FROM items WHERE {is_later}", source, first)
             if min_labels != max_labels:
-                both = f"{_format_labels(min_labels)} and {_format_labels(max_labels)}"
+                both = f"{_format_value(min_labels)} and {_format_value(max_labels)}"
                 problem = f"it is listed with two labels, {both}"
                 self._table.run("UPDATE items SET problem = ? WHERE rowid = ?", problem, first)
 
@@ -230,9 +234,8 @@ class ItemStore:
         Evaluations give accuracies per group, and errors over groups, by it.
         """
 
-        def add_group(source: str | bytes, fields: str | None) -> str:
-            values = {"group": group_by_source[_to_text(source)]} | json.loads(fields or "{}")
-            return json.dumps(values)
+        def add_group(source: str, fields: str) -> str:
+            return json.dumps({"group": group_by_source[source]} | json.loads(fields or "{}"))
 
         self._define("add_group", add_group, 2)
         self._table.run("UPDATE items SET fields = add_group(source, fields)")
@@ -265,8 +268,8 @@ class ItemStore:
         a: 5, b: 2, a: 0, c: 1, the order is a (0), a (5), c (1), b (2).
         """
 
-        def make_key(source: str | bytes, segment: str) -> bytes:
-            return shuffle_key(join_name(_to_text(source), segment), seed)
+        def make_key(source: str, segment: str) -> bytes:
+            return shuffle_key(join_name(source, segment), seed)
 
         self._define("shuffle_key", make_key, 2)
         rows = self._table.run(f"""
@@ -417,46 +420,34 @@ class ItemStore:
 
     def retry(self, names: Iterable[str]) -> None:
         """Note that these rejects of the dataset are new again, where they can be used now."""
+        usable = "SELECT 1 FROM items WHERE items.source = stored.source AND problem IS NULL"
+        is_reject = f"source = ? AND segment = ? AND size = {REJECTED}"
+        query = f"DELETE FROM stored WHERE {is_reject} AND EXISTS ({usable})"
         for name in names:
-            source, segment = split_name(name)
-            if self._exists_usable(source):
-                is_reject = f"source = ? AND segment = ? AND size = {REJECTED}"
-                self._table.run(f"DELETE FROM stored WHERE {is_reject}", source, segment)
-
-    def _exists_usable(self, source: str) -> bool:
-        query = "SELECT 1 FROM items WHERE source = ? AND problem IS NULL LIMIT 1"
-        return any(self._table.run(query, source))
+            self._table.run(query, *split_name(name))
 
     def find_change(self) -> str | None:
         """Say how many stored samples differ from the input, and how the first does."""
-        changes = list(self._list_changes("labels", "stored.labels IS NOT items.labels"))
-        if changes:
-            source, segment, before, now = changes[0]
-            values = f"{_format_labels(before)} there and {_format_labels(now)} in the input"
-            first = f"{join_name(source, segment)}, {values}"
-            return f"{len(changes)} videos that have another label now (the first: {first})"
         # A size of 0 is not known.
-        differs = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
-        changes = list(self._list_changes("size", differs))
-        if changes:
-            source, segment, before, now = changes[0]
-            values = f"{before} bytes there and {now} bytes in the input"
-            first = f"{join_name(source, segment)}, {values}"
-            count = f"{len(changes)} videos that have changed since they were stored"
-            return f"{count} (the first: {first})"
+        sizes_differ = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
+        for column, differs, what in (
+            ("labels", "stored.labels IS NOT items.labels", "that have another label now"),
+            ("size", sizes_differ, "that have changed since they were stored"),
+        ):
+            # Of several stored rows, a lone max() makes SQLite take the values of the last.
+            rows = self._table.run(f"""
+                SELECT items.source, items.segment, stored.{column}, items.{column},
+                max(stored.rowid) FROM items JOIN stored
+                ON stored.source = items.source AND stored.segment = items.segment
+                WHERE problem IS NULL AND stored.size != {REJECTED} AND {differs}
+                GROUP BY 1, 2 ORDER BY 1, 2""")
+            changes = list(rows)
+            if changes:
+                source, segment, before, now, _ = changes[0]
+                values = f"{_format_value(before)} there and {_format_value(now)} in the input"
+                first = f"{join_name(source, segment)}, {values}"
+                return f"{len(changes)} videos {what} (the first: {first})"
         return None
-
-    def _list_changes(self, column: str, differs: str) -> Iterator[list[Any]]:
-        """Yield (source, segment, stored value, value in the input) where `column` differs."""
-        # Of several stored rows, a lone max() makes SQLite take the values of the last.
-        rows = self._table.run(f"""
-            SELECT items.source, items.segment, stored.{column}, items.{column}, max(stored.rowid)
-            FROM items JOIN stored
-            ON stored.source = items.source AND stored.segment = items.segment
-            WHERE problem IS NULL AND stored.size != {REJECTED} AND {differs}
-            GROUP BY 1, 2 ORDER BY 1, 2""")
-        for *change, _ in rows:
-            yield change
 
 
 def _follow(links: Mapping[str, str], name: str) -> str:
@@ -487,11 +478,6 @@ def _by_value(label: str) -> tuple[int, str]:
     return (len(label), label) if is_id(label) else (0, label)
 
 
-def _to_text(value: str | bytes) -> str:
-    """Return a name as text: SQLite hands out bytes where a name is not UTF-8."""
-    return value if isinstance(value, str) else value.decode(errors="surrogatepass")
-
-
 def normalize_label(label: str) -> str:
     """Return what labels have in common that are probably meant to be one.
 
@@ -505,7 +491,9 @@ def normalize_label(label: str) -> str:
     return label
 
 
-def _format_labels(text: str | None) -> str:
-    """Return stored labels as a message gives them: the label alone where there is one."""
-    labels = json.loads(text) if text else None
+def _format_value(value: str | int | None) -> str:
+    """Return a size, or stored labels, as a message gives them: a label alone as itself."""
+    if isinstance(value, int):
+        return f"{value} bytes"
+    labels = json.loads(value) if value else None
     return repr(labels[0] if labels and len(labels) == 1 else labels)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from adamae.common.commands import command_line, repeat_command
 from adamae.common.errors import InputError, QuestionError
@@ -28,9 +27,9 @@ from adamae.shard_tools.inputs.folders import KINDS, classify_name, has_video_ex
 from adamae.shard_tools.inputs.formats import Format
 from adamae.shard_tools.inputs.item import Item, ListOptions
 from adamae.shard_tools.inputs.location import ParquetCell
-from adamae.shard_tools.inputs.proposal import Doubt, Proposer, find_doubt
+from adamae.shard_tools.inputs.proposal import Proposer, find_doubt
 from adamae.shard_tools.inputs.question import Preview, describe_columns
-from adamae.shard_tools.inputs.reading import IGNORED, MARKS, NUM_NAMED, Reading
+from adamae.shard_tools.inputs.reading import FIELDS, IGNORED, MARKS, NUM_NAMED, Reading
 from adamae.shard_tools.inputs.table_reader import EXTRA, Table, choose_table, list_tables
 
 # A folder is taken for the root of a list's paths if this fraction of the sampled rows is there.
@@ -48,19 +47,17 @@ class ListReader:
     def __init__(self, path: Path, options: ListOptions, where: str) -> None:
         self.where = where
         self.options = options
+        roots = [path.parent, path.parent.parent, Path()]
         if options.root:
-            if not Path(options.root).is_dir():
+            roots = [Path(options.root)]
+            if not roots[0].is_dir():
                 fix = "give the one that the list's paths are relative to"
                 raise InputError(f"--root {options.root} is no folder: {fix}")
-            roots = [Path(options.root)]
-        else:
-            roots = list(dict.fromkeys([path.parent, path.parent.parent, Path()]))
-        self.finder, self.table = self._find_root(list_tables(path, where), roots)
+        self.finder, self.table = self._find_root(
+            list_tables(path, where), list(dict.fromkeys(roots))
+        )
         if not self.table.sample:
             raise InputError(f"{where} has no rows but its header")
-        self.lists: set[str] = set()
-        for row in self.table.sample:
-            self.lists.update(cells.list_object_lists(row))
         # The number of rows by label, if a cell is one label, and by split.
         self.num_labels = Counter[str]()
         self.num_splits = Counter[str]()
@@ -76,7 +73,8 @@ class ListReader:
         if self.format.is_numbered:
             self.first_frame = self._find_first_frame()
         match = re.fullmatch(self.format.list_name, where)
-        self.constant_label = match[1] if match and match.re.groups else None
+        if match and match.re.groups:
+            self.constant_label = match[1]
         self.subset = options.subset
         if options.is_split:
             splits = {self._read_split(row) for row in self._list_rows(self.table.sample)}
@@ -97,21 +95,17 @@ class ListReader:
         If there is no such root, take the one with the most files, and index it: this walks through
         all of its folders.
         """
-        best: tuple[Finder, Table] | None = None
+        pairs = []
         for root in roots:
             finder = Finder(root, self.options.suffix)
             table = choose_table(tables, finder.has)
             if table.num_found >= MIN_FOUND * table.num_scored:
                 return finder, table
-            if best is None or table.num_found > best[1].num_found:
-                best = (finder, table)
-        assert best is not None
-        finder, table = best
+            pairs.append((finder, table))
+        finder, table = max(pairs, key=lambda pair: pair[1].num_found)
         finder.index()
         indexed_table = choose_table(tables, finder.has)
-        if indexed_table.num_found > table.num_found:
-            table = indexed_table
-        return finder, table
+        return finder, max(table, indexed_table, key=lambda table: table.num_found)
 
     def _choose_reading(self) -> tuple[Format, Reading]:
         """Return what the options say, or else the format that the list has.
@@ -133,18 +127,29 @@ class ListReader:
         # The column of the contract is one of videos, whatever is found of these.
         if entry is not formats.CONTRACT or not readings:
             self._require_videos()
-        doubts = self._find_doubts(readings[0]) if len(readings) == 1 else []
-        if len(readings) != 1 or doubts:
-            raise self._ask(entry, readings, doubts)
-        return entry, readings[0]
+        if len(readings) == 1:
+            doubts = self._find_doubts(readings[0])
+            if doubts:
+                raise self._ask("; ".join(doubts), [])
+            return entry, readings[0]
+        if readings:
+            why = f"it is a list of {entry.name}, of which several columns may be the label"
+        else:
+            roles = ", ".join(("path", *formats.CONTRACT_ROLES))
+            why = f"it is no published format and has other columns than {roles}"
+        raise self._ask(why, readings)
 
     def _force_format(self, name: str) -> tuple[Format, Reading]:
-        entries = {entry.name: entry for entry in (*formats.FORMATS, *formats.WITHOUT_HEADER)}
-        entry = entries.get(name)
-        if entry is None or entry.error:
+        entries = {}
+        for entry in (*formats.FORMATS, *formats.WITHOUT_HEADER):
+            if not entry.error:
+                entries[entry.name] = entry
+        if name not in entries:
             nearest = difflib.get_close_matches(name, entries, 1, cutoff=0.3) or entries
             raise InputError(f"--format {name} is not known: did you mean {', '.join(nearest)}?")
-        reading = Reading.parse(f"{entry.readings[0]},rest=fields".replace("rest=fields,", ""))
+        entry = entries[name]
+        reading = Reading.parse(entry.readings[0])
+        reading = replace(reading, rest=reading.rest or FIELDS)
         return entry, reading.resolve(self.table.names, self.where)
 
     def _match_formats(self) -> tuple[Format, list[Reading]]:
@@ -157,7 +162,7 @@ class ListReader:
                     return entry, readings
             reading = formats.match_contract(table.names)
             return formats.CONTRACT, [reading] if reading else []
-        num_frames: list[int] = []
+        num_frames = [0] * len(table.sample)
         if len(table.names) > 1:
             paths = (cells.to_path(row.get(table.path)) for row in table.sample)
             num_frames = [self.finder.count_frames(path) for path in paths]
@@ -186,29 +191,23 @@ class ListReader:
         ]
         return int(bool(starts) and 0 not in starts)
 
-    def _find_doubts(self, reading: Reading) -> list[Doubt]:
+    @property
+    def _has_labels(self) -> bool:
+        """Whether labels are read from a column."""
+        return not (self.options.unlabeled or self.options.label_folder)
+
+    def _find_doubts(self, reading: Reading) -> list[str]:
         """Return the reasons to ask before a list of paths, or of paths and labels, is taken."""
-        doubts = []
-        is_label_used = not (self.options.unlabeled or self.options.label_folder)
-        if is_label_used and "label" in reading.columns and "label" not in reading.units:
-            name = reading.columns["label"]
-            labels = self.table.list_values(name)
-            doubt = find_doubt(labels) or self._find_files(labels)
+        reasons = []
+        name = reading.columns.get("label")
+        if name and self._has_labels:
+            doubt = find_doubt(self.table.cells[name], self.finder.has)
             if doubt:
-                column = name if self.table.is_named else f"column {name}"
-                doubts.append(doubt._replace(reason=f"{column} {doubt.reason}"))
+                reasons.append(f"{self.table.title(name)} {doubt.reason}")
         preview = self._preview(reading)
         if preview.num_differing:
-            doubts.append(Doubt(preview.describe_differing(), None))
-        return doubts
-
-    def _find_files(self, labels: list[Any]) -> Doubt | None:
-        """Return a doubt if all labels name files: FaceForensics lists pairs of videos by ids."""
-        texts = list(map(to_text, labels))
-        # Class ids are numbers, too, and so are the names of many files.
-        if all(map(is_id, texts)) or not all(map(self.finder.has, texts)):
-            return None
-        return Doubt("names files, too")
+            reasons.append(preview.describe_differing())
+        return reasons
 
     def _preview(self, reading: Reading) -> Preview:
         """Return what a reading makes of the sampled rows."""
@@ -217,23 +216,13 @@ class ListReader:
         self.num_labels.clear()
         return Preview(items)
 
-    def _ask(self, entry: Format, readings: list[Reading], doubts: list[Doubt]) -> QuestionError:
-        """Return the question about a list, with the readings that are proposed."""
+    def _ask(self, why: str, readings: list[Reading]) -> QuestionError:
+        """Return the question about a list, with these readings or those that are proposed."""
         table = self.table
-        for doubt in doubts:
-            readings = [it for reading in readings for it in doubt.list_answers(reading)]
-        has_labels = not (self.options.unlabeled or self.options.label_folder)
-        proposer = Proposer(table)
-        readings = readings or proposer.list_readings(has_labels)
+        proposer = Proposer(table, self.finder.has)
+        readings = readings or proposer.list_readings(self._has_labels)
         readings = sorted(readings, key=self._count_unusable)
         settled = list(dict.fromkeys(self._settle(reading) for reading in readings))
-        if doubts:
-            why = "; ".join(doubt.reason for doubt in doubts)
-        elif entry.readings:
-            why = f"it is a list of {entry.name}, of which several columns may be the label"
-        else:
-            names = ", ".join(("path", *formats.CONTRACT_ROLES))
-            why = f"it is no published format and has other columns than {names}"
         lines = describe_columns(table, settled[0])
         lines += self._preview(settled[0]).describe()
         lines += [f"  {remark}" for remark in proposer.list_remarks()]
@@ -272,18 +261,16 @@ class ListReader:
                 self.num_left_out += 1
             elif self._is_in_subset(row):
                 yield self._make_item(row)
-        subset = self.subset
-        if subset is None and self.options.unlabeled:
-            # Subsets are made for training with labels. Without labels, features or figures may be
-            # made of all rows.
-            subset = "all"
+        # Subsets are made for training with labels. Without labels, features or figures may be
+        # made of all rows.
+        subset = self.subset or ("all" if self.options.unlabeled else None)
         groups = dict(zip(self._list_splits(), sorted(self.num_splits), strict=True))
         choose_subset(groups, subset, self.where)
         self._require_equal_labels()
 
     def _list_rows(self, records: Iterable[Row]) -> Iterator[Row]:
         """Yield a row for each segment or video that a row, or an object of JSON, may hold."""
-        lists = self.reading.choose_lists(self.lists)
+        lists = self.reading.choose_lists(self.table.lists)
         is_flat = not lists and not any("." in name for name in self.table.names)
         for record in records:
             for row in [record] if is_flat else cells.unfold(record, lists):
@@ -326,14 +313,15 @@ class ListReader:
         if not name:
             return self._reject(row, "this row names no video")
         labels = self._read_labels(row)
-        fields = self.reading.dump_fields(row, self.table.is_named)
+        fields = self.reading.dump_fields(row, self.table.title)
         first = self.first_frame
         segment, problem = self.reading.read_segment(row, first, self.format.seconds)
         cell = self.reading.get("path", row)
         if isinstance(cell, ParquetCell):
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
-        path, ending = self.finder.find(name, _list_endings(name, segment))
-        if ending or (segment and _is_trimmed(name, segment)):
+        endings = _list_endings(segment)
+        path, ending = self.finder.find(name, endings)
+        if ending or os.path.splitext(name)[0].endswith(endings[1:3]):
             segment = None
         if path is None and is_remote(name):
             if cells.HALF_A_PAIR.search(name):
@@ -395,8 +383,7 @@ class ListReader:
         """Return a sentence that says how the list was read, and which format it has."""
         parts = []
         for role, name in self.reading.columns.items():
-            column = name if self.table.is_named else f"column {name}"
-            parts.append(f"{self.reading.describe(role)} = {printable(column)}")
+            parts.append(f"{self.reading.describe(role)} = {printable(self.table.title(name))}")
         if self.constant_label is not None:
             parts.append(f"label = {self.constant_label}")
         elif self.options.label_folder:
@@ -412,25 +399,17 @@ class ListReader:
         return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
 
 
-def _list_trims(segment: Segment) -> tuple[str, str]:
-    """Return what the names of files end in that are cut to a segment.
+def _list_endings(segment: Segment | None) -> tuple[str, ...]:
+    """Return what the name of a row's file may end in, where it is cut to the segment.
 
-    Kinetics' files are <id>_000010_000020.mp4, those of other datasets <id>_10_20.mp4.
+    Kinetics' files are <id>_000010_000020.mp4, those of other datasets <id>_10_20.mp4, and
+    VGGSound's <id>_000010.mp4, which does not tell the end: whole videos may be called so.
     """
-    padded = f"_{segment.start:06.0f}_{segment.end:06.0f}"
-    return padded, f"_{segment.start:g}_{segment.end:g}"
-
-
-def _is_trimmed(name: str, segment: Segment) -> bool:
-    """Return whether a name says that its file is already cut to the segment."""
-    return os.path.splitext(name)[0].endswith(_list_trims(segment))
-
-
-def _list_endings(name: str, segment: Segment | None) -> tuple[str, ...]:
-    """Return what the name of a row's file may end in; VGGSound's are <id>_000010.mp4."""
-    if segment is None or has_video_extension(name):
+    if segment is None:
         return ("",)
-    return ("", *_list_trims(segment), f"_{segment.start:06.0f}")
+    start = f"_{segment.start:06.0f}"
+    whole_seconds = f"{start}_{segment.end:06.0f}"
+    return "", whole_seconds, f"_{segment.start:g}_{segment.end:g}", start
 
 
 def _explain_kind(path: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from adamae.shard_tools.inputs.cells import (
     WHOLE,
-    list_object_lists,
+    may_be_spans,
     parse_pair,
     parse_time,
     to_text,
@@ -20,7 +20,7 @@ from adamae.shard_tools.inputs.cells import (
 from adamae.shard_tools.inputs.class_folders import GROUPS
 from adamae.shard_tools.inputs.classes import is_id
 from adamae.shard_tools.inputs.reading import FIELDS, MARKS, NUM_NAMED, UNITS, Reading
-from adamae.shard_tools.inputs.table_reader import Table, is_like_path
+from adamae.shard_tools.inputs.table_reader import IsFile, Table, is_like_path
 
 # What columns are called, in lower case.
 PATH = re.compile(r"(?i)path|file|video|vid|clip|name|url|^id$|^key$")
@@ -71,33 +71,28 @@ Columns = dict[str, tuple[str, str]]
 
 
 class Doubt(NamedTuple):
-    """A reason to ask before a list is read, and what its column of labels may be instead."""
+    """A reason why a column is hardly one of labels, and what it may be all the same."""
 
     reason: str
-    # (role, unit) of the column; a list without any is stored without labels. None: it is not
-    # about labels.
-    answers: tuple[tuple[str, str], ...] | None = ()
-
-    def list_answers(self, reading: Reading) -> list[Reading]:
-        """Return the readings that a user may choose."""
-        if self.answers is None:
-            return [reading]
-        if not self.answers:
-            return [reading.drop("label")]
-        return [reading.replace_label(role, unit) for role, unit in self.answers]
+    # (role, unit) of the column, the best first.
+    answers: tuple[tuple[str, str], ...] = ()
 
 
-def find_doubt(cells: Sequence[Any]) -> Doubt | None:
+def find_doubt(cells: Sequence[Any], is_file: IsFile) -> Doubt | None:
     """Return a reason why the cells of a column may not be a label each; None if there is none."""
     lists = [cell for cell in cells if isinstance(cell, list)]
     texts = [to_text(cell) for cell in cells]
+    if not cells:
+        return None
     if any(isinstance(cell, dict) for cell in cells):
         return Doubt("holds objects, not labels")
     if any(re.fullmatch(r"\[.*\]", cell) for cell in cells if isinstance(cell, str)):
         return Doubt("holds lists that cannot be read: write them as [0, 2]")
     if lists:
         return _find_doubt_of_lists(lists)
-    if texts and all(map(is_like_path, texts)):
+    # FaceForensics lists pairs of videos by ids. Class ids are numbers, too, and so are the names
+    # of many files.
+    if all(map(is_like_path, texts)) or (not all(map(is_id, texts)) and all(map(is_file, texts))):
         return Doubt("names files, too")
     numbers = [text for text in texts if parse_time(text) is not None]
     fractions = [text for text in numbers if not WHOLE.fullmatch(text)]
@@ -149,17 +144,11 @@ def _find_separator(texts: Sequence[str]) -> Doubt | None:
                 continue
         elif not all(map(is_id, parts)):
             return Doubt("holds several numbers, not classes")
-        elif all(_may_be_spans(text.split(mark)) for text in texts):
+        elif all(may_be_spans(list(map(int, text.split(mark)))) for text in texts):
             return Doubt("may hold starts and ends of segments: write a row for each")
         what = f"may hold several labels with {name} between them"
         return Doubt(what, (("label", name), ("label", "")))
     return None
-
-
-def _may_be_spans(words: Sequence[str]) -> bool:
-    """Return whether numbers may be starts and ends: an even count, increasing, as 16 24 30 60."""
-    numbers = [parse_time(word) or 0 for word in words]
-    return len(numbers) % 2 == 0 and numbers == sorted(set(numbers))
 
 
 def are_captions(labels: Sequence[str]) -> bool:
@@ -176,14 +165,17 @@ def are_captions(labels: Sequence[str]) -> bool:
 class Column:
     """The sampled cells of a column that are not missing."""
 
-    def __init__(self, name: str, outer: str, cells: Sequence[Any]) -> None:
+    def __init__(
+        self, name: str, lists: Sequence[str], cells: Sequence[Any], is_file: IsFile
+    ) -> None:
         self.name = name
-        # The name in lower case, without the list of objects that the column lies in, "" for none.
-        self.outer = outer
-        self.key = name.removeprefix(f"{outer}.").lower()
+        # The innermost list of objects that the column lies in, "" for none.
+        self.outer = lists[-1] if lists else ""
+        # The name in it, in lower case.
+        self.key = name.removeprefix(f"{self.outer}.").lower()
         self.cells = cells
         self.texts = list(map(to_text, cells))
-        self.doubt = find_doubt(cells)
+        self.doubt = find_doubt(cells, is_file)
         # A cell may be a list of times or labels.
         self.parts: list[Any] = []
         for cell in cells:
@@ -194,7 +186,7 @@ class Column:
         """The (role, unit) that the column may have if it holds labels; () if it holds none."""
         if self.doubt is None:
             return (("label", ""),) if self.parts else ()
-        return self.doubt.answers or ()
+        return self.doubt.answers
 
     @cached_property
     def is_number(self) -> bool:
@@ -271,21 +263,16 @@ class Column:
 class Proposer:
     """Proposes what the columns of a list may hold."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, is_file: IsFile) -> None:
         self.table = table
         self.path = table.path
         if not table.num_found and not table.num_similar:
             self.path = next(filter(PATH.search, table.names), table.path)
-        lists = sorted({it for row in table.sample for it in list_object_lists(row)}, key=len)
-        self.columns: list[Column] = []
-        for name in table.names:
-            outer = ""
-            for inner in lists:
-                if name.startswith(f"{inner}."):
-                    outer = inner
-            cells = table.list_values(name)
-            if name != self.path and cells:
-                self.columns.append(Column(name, outer, cells))
+        self.columns = [
+            Column(name, table.lists[name], cells, is_file)
+            for name, cells in table.cells.items()
+            if name != self.path and cells
+        ]
         # One column of flags would be 0 or 1 by chance, several are a class each.
         self.flags = [column for column in self.columns if column.is_flag]
         if len(self.flags) == 1:
@@ -394,8 +381,7 @@ class Proposer:
         labels = called or [column for column in names if column.repeats]
         options: list[Columns] = []
         for column in sorted(labels, key=lambda column: column.is_id):
-            answers = [answer for answer in column.answers if answer[0] == "label"]
-            options += [{role: (column.name, unit)} for role, unit in answers]
+            options += [{role: (column.name, unit)} for role, unit in column.answers]
         return options[:MAX_NUMBERS]
 
     def _list_layouts(self, has_labels: bool, used: set[str]) -> list[Columns]:
@@ -408,16 +394,15 @@ class Proposer:
                     numbers.append(column)
                 elif column.answers:
                     texts.append(column)
-        label: Columns = {}
+        labels: list[Columns] = [{}]
         if texts and has_labels:
-            ((role, unit), *_) = texts[0].answers
-            label = {role: (texts[0].name, unit)}
+            labels = [{role: (texts[0].name, unit)} for role, unit in texts[0].answers]
         options: list[Columns] = []
         num_rows = len(self.table.sample)
         # Each row has its times. Rows that differ in their width have other numbers.
         if all(len(column.cells) == num_rows for column in numbers):
-            options = _list_number_roles(numbers, label)
-        return options or [label]
+            options = _list_number_roles(numbers, labels[0])
+        return options or labels
 
 
 def _list_number_roles(numbers: Sequence[Column], label: Columns) -> list[Columns]:

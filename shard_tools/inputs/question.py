@@ -24,15 +24,10 @@ class Preview:
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items = list(items)
-        labels: dict[str, set[object]] = {}
-        fields: dict[str, set[object]] = {}
-        for item in self.items:
-            if not item.segment:
-                labels.setdefault(item.source, set()).add(item.labels)
-                fields.setdefault(item.source, set()).add(item.fields)
+        whole = [item for item in self.items if not item.segment]
         # Whole videos of which rows have different labels, or other cells that differ.
-        self.num_conflicts = sum(len(values) > 1 for values in labels.values())
-        self.num_differing = sum(len(values) > 1 for values in fields.values())
+        self.num_conflicts = _count_several({(item.source, item.labels) for item in whole})
+        self.num_differing = _count_several({(item.source, item.fields) for item in whole})
         self.num_unusable = sum(_find_problem(item) is not None for item in self.items)
 
     def describe_differing(self) -> str:
@@ -77,17 +72,23 @@ def _find_problem(item: Item) -> str | None:
     return Segment.parse(item.segment).problem
 
 
+def _count_several(pairs: Iterable[tuple[str, object]]) -> int:
+    """Return how many sources are in more than one pair."""
+    counts = Counter(source for source, _ in pairs)
+    return sum(count > 1 for count in counts.values())
+
+
 def describe_columns(table: Table, reading: Reading) -> list[str]:
     """Return a line for each column: its name, what it would hold, and its cells in some rows."""
     roles = {name: reading.describe(role) for role, name in reading.columns.items()}
     rest = "kept as a field" if reading.rest == FIELDS else "not used"
     lines = []
     names = table.names[:MAX_COLUMNS]
-    texts = [name if table.is_named else f"column {name}" for name in map(printable, names)]
+    texts = [printable(table.title(name)) for name in names]
     width = max(map(len, texts))
     for name, text in zip(names, texts, strict=True):
         role = roles.get(name, rest)
-        cells = table.list_values(name)
+        cells = table.cells[name]
         values = " | ".join(_shorten(to_text(cell)) for cell in cells[:NUM_ROWS])
         lines.append(f"  {text:{width}}  {role:16}  {values}{_summarize(cells)}")
     if len(table.names) > MAX_COLUMNS:

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -83,7 +83,7 @@ class Reading:
         words = []
         for role, name in self.columns.items():
             unit = self.units.get(role, "s")
-            words.append(f"{role}={name}" if unit == "s" else f"{role}={name}:{unit}")
+            words.append(f"{role}={name}:{unit}".removesuffix(":s"))
         if self.rest:
             words.append(f"{REST}={self.rest}")
         return ",".join(words)
@@ -105,14 +105,6 @@ class Reading:
             return self
         return Reading(columns, units, self.rest or FIELDS)
 
-    def replace_label(self, role: str, unit: str) -> "Reading":
-        """Return the reading with another role, and another unit, of the column of labels."""
-        columns = {role if it == "label" else it: name for it, name in self.columns.items()}
-        units = {it: name for it, name in self.units.items() if it != "label"}
-        if unit:
-            units[role] = unit
-        return Reading(columns, units, self.rest)
-
     def resolve(self, names: Sequence[str], where: str) -> "Reading":
         """Return the reading with the names of a list's columns for numbers from 1.
 
@@ -133,13 +125,13 @@ class Reading:
     def in_frames(self) -> bool:
         return any(self.units.get(role) == "frames" for role in TIMES)
 
-    def choose_lists(self, lists: set[str]) -> set[str]:
+    def choose_lists(self, lists: Mapping[str, Iterable[str]]) -> set[str]:
         """Return the lists of objects that hold a column; each of their objects is a row.
 
-        Raise InputError if one is not within the other: no object of one belongs to the other's.
+        `lists` are those by column. Raise InputError if one is not within the other: no object of
+        one belongs to the other's.
         """
-        names = list(self.columns.values())
-        chosen = {it for it in lists if any(name.startswith(f"{it}.") for name in names)}
+        chosen = set[str]().union(*(lists.get(name, ()) for name in self.columns.values()))
         for outer, inner in pairwise(sorted(chosen, key=len)):
             if not inner.startswith(f"{outer}."):
                 raise InputError(f"--columns: {outer} and {inner} are two lists: choose one")
@@ -180,62 +172,54 @@ class Reading:
 
         Frames count from `first`; a segment without an end is `seconds` long.
         """
-        start_cell = self.get("start", row)
-        end_cell = self.get("length" if "length" in self.columns else "end", row)
-        scale = UNITS[self.units.get("start", "s")]
-        end_scale = UNITS[self.units.get("length", self.units.get("end", "s"))]
+        roles = ("start", "length" if "length" in self.columns else "end")
+        cells = [self.get(role, row) for role in roles]
         if "segment" in self.columns:
+            roles = ("segment", "segment")
             cell = self.get("segment", row)
-            if not is_missing(cell):
-                start_cell, end_cell = parse_pair(cell) or (cell, "")
-            scale = end_scale = UNITS[self.units.get("segment", "s")]
-        if is_missing(start_cell) and is_missing(end_cell):
+            cells = parse_pair(cell) or [cell, None]
+        if all(map(is_missing, cells)):
             return None, None
-        start = 0.0 if is_missing(start_cell) else parse_time(start_cell)
-        end = math.inf if is_missing(end_cell) else parse_time(end_cell)
+        start = 0.0 if is_missing(cells[0]) else parse_time(cells[0])
+        end = math.inf if is_missing(cells[1]) else parse_time(cells[1])
         if start is None or end is None:
-            cells = f"{to_text(start_cell)!r} to {to_text(end_cell)!r}"
-            return None, f"its segment from {cells} is no time"
+            texts = " to ".join(repr(to_text(cell)) for cell in cells if cell is not None)
+            return None, f"its segment from {texts} is no time"
         # Lists write -1 twice for a whole video.
         if start == end == -1:
             return None, None
         if start >= first:
             start -= first
+        scale, end_scale = (UNITS[self.units.get(role, "s")] for role in roles)
         start *= scale
         # VideoMAEv2 writes -1 for a segment that ends with the video.
         if end in (-1, math.inf):
             end = start + seconds
         else:
             end *= end_scale
-            if "length" in self.columns:
+            if "length" in roles:
                 end += start
         if (start, end) == (0, math.inf):
             return None, None
         return Segment(start, end, self.in_frames), None
 
     @cached_property
-    def _kept(self) -> dict[str, str]:
-        """The columns whose cells are kept with a sample under the name of their role."""
-        roles = ("split", "group", "caption")
-        return {self.columns[role]: role for role in roles if role in self.columns}
+    def _keys(self) -> dict[str, str]:
+        """The keys of fields by column; "" for paths, labels and times, which are no fields."""
+        kept = ("split", "group", "caption")
+        return {name: role if role in kept else "" for role, name in self.columns.items()}
 
-    @cached_property
-    def _used(self) -> set[str]:
-        """The columns whose cells become the path, the labels and the segment of a sample."""
-        return set(self.columns.values()).difference(self._kept)
+    def dump_fields(self, row: Row, title: Callable[[str], str]) -> str:
+        """Return what is kept with a sample as a JSON object; "" if it has none of it.
 
-    def dump_fields(self, row: Row, is_named: bool) -> str:
-        """Return what is kept with a sample as a JSON object; "" if it has none of it."""
-        if not self._kept and self.rest != FIELDS:
-            return ""
+        `title` returns the keys of columns that have no role.
+        """
         fields = {}
         for name, cell in row.items():
-            if name in self._used or is_missing(cell):
-                continue
-            key = self._kept.get(name, "")
-            if not key and self.rest == FIELDS:
-                key = name if is_named else f"column {name}"
-            if key:
+            key = self._keys.get(name)
+            if key is None and self.rest == FIELDS:
+                key = title(name)
+            if key and not is_missing(cell):
                 fields[key] = to_text(cell) if isinstance(cell, str) else cell
         if not fields:
             return ""

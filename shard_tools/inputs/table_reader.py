@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ MAX_CELL = 2**20
 # The number of bytes at the beginning of a file that are searched for its encoding.
 NUM_BYTES = 2**20
 SAMPLE_ROWS = 1000
+# The characters of a value that a message quotes.
+MAX_EXAMPLE = 80
 # About how many of the sampled rows are searched for names of files.
 NUM_SCORED = 24
 # The most cells of a line that is split at spaces.
@@ -57,19 +59,8 @@ COMPRESSED = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf": "7z",
 }
-# Encodings by how a file begins: a byte order mark, or the zero bytes beside its first character.
-ENCODINGS = {
-    b"\xff\xfe\0\0": "utf-32",
-    b"\0\0\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-    rb"[ -~]\0\0\0": "utf-32-le",
-    rb"\0\0\0[ -~]": "utf-32-be",
-    rb"[ -~]\0[^\0]": "utf-16-le",
-    rb"\0[ -~]\0": "utf-16-be",
-}
 # Control characters that no text file holds.
-BINARY = set(range(32)) - set(b"\t\n\r\f\x1b\x1c\x1d\x1e")
+CONTROL = re.compile("[\0-\x08\x0b\x0e-\x1a\x1f]")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 JSON_LINES_SUFFIXES = JSON_SUFFIXES[1:]
 # An object of JSON with more keys has a video a key.
@@ -97,14 +88,16 @@ class Table(NamedTuple):
     # Returns a new iterator over all rows, from the first; the rows are not held in memory.
     read_rows: ReadRows
     sample: list[Row]
+    # The sampled cells of each column that are not missing, and the lists of objects that it lies
+    # in; columns are called as list_cells does.
+    cells: dict[str, list[Any]]
+    lists: dict[str, tuple[str, ...]]
     # The cells of each line if it is text whose header, if any, is still a row.
     read_cells: Callable[[], Iterator[list[str]]] | None = None
     # Whether the columns have names of their own, not the numbers "1", "2", …
     is_named: bool = True
     # The fraction of the sampled rows that have the most common number of cells.
     fraction: float = 1
-    # The names of the columns; those in inner objects are as list_cells writes them.
-    names: tuple[str, ...] = ()
     # The column that names the most videos.
     path: str = ""
     # The number of cells of this column that name files that exist, or hold videos.
@@ -120,10 +113,13 @@ class Table(NamedTuple):
     def rank(self) -> tuple[int, int, int, float]:
         return self.num_found, self.num_published, self.num_similar, self.fraction
 
-    def list_values(self, name: str) -> list[Any]:
-        """Return the sampled cells of a column, without those that are missing."""
-        pairs = (pair for row in self.sample for pair in list_cells(row))
-        return [cell for column, cell in pairs if column == name and not is_missing(cell)]
+    @property
+    def names(self) -> list[str]:
+        return list(self.cells)
+
+    def title(self, name: str) -> str:
+        """Return what messages and fields call a column."""
+        return name if self.is_named else f"column {name}"
 
 
 def list_tables(path: Path, where: str) -> list[Table]:
@@ -148,13 +144,11 @@ def list_tables(path: Path, where: str) -> list[Table]:
 
 def _find_encoding(head: bytes, where: str) -> str:
     """Return the encoding of a text that begins with `head`. Raise InputError if it is binary."""
-    for start, encoding in ENCODINGS.items():
-        if re.match(start, head):
-            return encoding
-    num_binary = sum(map(head.count, BINARY))
-    if num_binary > len(head) // 20 + 1:
+    encoding = json.detect_encoding(head)
+    text = head.decode(encoding, "replace")
+    if len(CONTROL.findall(text)) > len(text) // 20 + 1:
         raise InputError(f"{where} is binary: {FORMS}")
-    return "utf-8-sig"
+    return encoding
 
 
 def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
@@ -172,6 +166,7 @@ def choose_table(tables: Iterable[Table], is_file: IsFile) -> Table:
     for row in table.sample:
         nested.update(name for name, cell in row.items() if parse_nested(cell) is not cell)
     if nested:
+        # Other columns are left alone, since each look at a cell costs time in every row.
         read_rows = partial(_parse_cells, table.read_rows, nested)
         sample = list(islice(read_rows(), SAMPLE_ROWS))
         table = table._replace(read_rows=read_rows, sample=sample)
@@ -186,15 +181,20 @@ def _parse_cells(read_rows: ReadRows, names: set[str]) -> Iterator[Row]:
 
 def _score(table: Table, is_file: IsFile) -> Table:
     """Find the names of the columns, and the column that names videos."""
-    rows = table.sample
-    names = dict.fromkeys(name for row in rows for name, _ in list_cells(row))
-    names.pop(EXTRA, None)
-    chosen = rows[:: max(1, len(rows) // NUM_SCORED)]
+    cells: dict[str, list[Any]] = {}
+    lists: dict[str, tuple[str, ...]] = {}
     num_found = Counter[str]()
     num_similar = Counter[str]()
-    for row in chosen:
-        for name, cell in list_cells(row):
-            if name not in names:
+    step = max(1, len(table.sample) // NUM_SCORED)
+    for number, row in enumerate(table.sample):
+        for name, cell, inner in list_cells(row):
+            if name == EXTRA:
+                continue
+            lists[name] = inner
+            values = cells.setdefault(name, [])
+            if not is_missing(cell):
+                values.append(cell)
+            if number % step:
                 continue
             for part in cell if isinstance(cell, list) else [cell]:
                 if isinstance(part, ParquetCell):
@@ -204,15 +204,16 @@ def _score(table: Table, is_file: IsFile) -> Table:
                     num_found[name] += is_file(text)
                     num_similar[name] += is_like_path(text)
     # The first of several equal columns is taken.
-    path = max(names, key=lambda name: (num_found[name], num_similar[name]), default="")
-    header = names if table.is_named else map(_to_name, rows[0].values())
+    path = max(cells, key=lambda name: (num_found[name], num_similar[name]), default="")
+    header = cells if table.is_named else map(_to_name, table.sample[0].values())
     return table._replace(
-        names=tuple(names),
+        cells=cells,
+        lists=lists,
         path=path,
         num_found=num_found[path],
         num_published=len(COLUMN_NAMES.intersection(map(str.lower, header))),
         num_similar=num_similar[path],
-        num_scored=len(chosen),
+        num_scored=len(table.sample[::step]),
     )
 
 
@@ -247,12 +248,12 @@ def _has_header(table: Table, is_file: IsFile) -> bool:
 def _apply_header(table: Table) -> Table:
     """Return a table whose columns are called as its first row says."""
     assert table.read_cells is not None
-    names = [_to_name(cell) for cell in table.sample[0].values()]
-    columns = [[row.get(number, "") for row in table.sample[1:]] for number in table.sample[0]]
-    for number, (name, cells) in enumerate(zip(names, columns, strict=True)):
+    names = list(map(_to_name, table.sample[0].values()))
+    for number, name in enumerate(names):
+        cells = [row.get(str(number + 1), "") for row in table.sample[1:]]
         # pandas writes the numbers of rows first, and a separator too many ends in no cells.
-        is_index = number == 0 and cells == [str(row) for row in range(len(cells))]
-        if not name and (any(cells) and not is_index):
+        is_index = number == 0 and cells == list(map(str, range(len(cells))))
+        if not name and any(cells) and not is_index:
             names[number] = f"column {number + 1}"
     header_names = list(filter(None, names))
     is_named = header_names != [str(number) for number in range(len(header_names))]
@@ -306,8 +307,8 @@ def _read_lines(path: Path, encoding: str, where: str) -> Iterator[str]:
         with path.open(encoding=encoding, errors=errors, newline="") as file:
             yield from file
     except UnicodeDecodeError as error:
-        what = f"is not a text file in {encoding.upper()} ({error.reason})"
-        raise InputError(f"{where} {what}") from error
+        what = f"is binary, or no text in {encoding.upper()} ({error.reason})"
+        raise InputError(f"{where} {what}: {FORMS}") from error
 
 
 def _split_csv(separator: str, lines: Iterable[str], where: str) -> Iterator[list[str]]:
@@ -334,10 +335,6 @@ def _split_lines(
             yield [cell.strip('"') for cell in split(text)]
 
 
-def _keep_line(line: str) -> list[str]:
-    return [line]
-
-
 class Splitter(NamedTuple):
     """A way to split lines, and the number of cells that most lines must give (None: 2 or more)."""
 
@@ -350,7 +347,7 @@ SPLITTERS = [
     # Charades-STA writes: AO8RW 0.0 6.9##a person runs.
     Splitter("##", 4, partial(_split_lines, re.compile(r"##|\s+(?=.*##)").split)),
     *(Splitter(name, None, partial(_split_csv, mark)) for mark, name in SEPARATORS.items()),
-    Splitter("one path a line", 1, partial(_split_lines, _keep_line)),
+    Splitter("one path a line", 1, partial(_split_lines, methodcaller("split", None, 0))),
     # Paths may hold spaces, and the numbers behind paths do not: these split from the right.
     *(
         Splitter("spaces", n + 1, partial(_split_lines, methodcaller("rsplit", None, n)))
@@ -395,6 +392,8 @@ def _list_splits(read_lines: ReadLines, where: str, encoding: str) -> Iterator[T
             f"{encoding}, {name}",
             partial(_read_rows, read_cells, names, 0),
             [dict(zip(names, row, strict=False)) for row in rows],
+            {},
+            {},
             None if is_named else read_cells,
             is_named,
             count / len(rows),
@@ -432,35 +431,34 @@ def _read_json(path: Path, where: str, read_lines: ReadLines) -> list[Table]:
         raise InputError(f"{where} is not a list of videos ({error})") from error
     if isinstance(value, list):
         return [_make_table(where, "JSON", lambda: iter(value))]
-    return list(_list_object_tables(value, where))
+    return _list_object_tables(value, where)
 
 
-def _list_object_tables(value: dict[str, Any], where: str) -> Iterator[Table]:
-    """Yield the ways to read an object: a list in it, an entry a video, or all of it as one video.
+def _list_object_tables(value: dict[str, Any], where: str) -> list[Table]:
+    """List the ways to read an object: a list in it, an entry a video, or all of it as one video.
 
     An entry is a row with the columns `key` and `value`, or those of the object that it holds.
     Raise InputError if the object holds several lists that differ in their columns.
     """
-    is_flat = not any(isinstance(entry, (dict, list)) for entry in value.values())
-    whole = _make_table(where, "JSON, one object", lambda: iter([value]))
-    if is_flat:
-        yield whole
     lists = {name: entries for name, entries in value.items() if is_list_of_objects(entries)}
+    tables = []
     if len(value) <= MAX_WRAPPER_KEYS:
         if len({tuple(entries[0]) for entries in lists.values()}) > 1:
             what = f"{where} holds several lists ({', '.join(lists)})"
             raise InputError(f"{what}: give one in a file of its own")
-        if len(lists) == 1:
-            ((name, entries),) = lists.items()
-            yield _make_table(where, f"JSON, the list {name}", lambda: iter(entries))
         for name, entries in value.items():
-            # ActivityNet, HACS, THUMOS and COIN wrap their videos so.
-            if isinstance(entries, dict) and entries:
-                form = f"JSON, the object {name}"
-                yield _make_table(where, form, partial(_list_entries, entries))
-    yield _make_table(where, "JSON, an object by key", partial(_list_entries, value))
-    if not is_flat:
-        yield whole
+            form = f"JSON, the entry {name}"
+            if name in lists and len(lists) == 1:
+                tables.append(_make_table(where, form, partial(iter, entries)))
+            elif isinstance(entries, dict) and entries:
+                # ActivityNet, HACS, THUMOS and COIN wrap their videos so.
+                tables.append(_make_table(where, form, partial(_list_entries, entries)))
+    tables.append(_make_table(where, "JSON, an object by key", partial(_list_entries, value)))
+    whole = _make_table(where, "JSON, one object", lambda: iter([value]))
+    # Of tables in which as many videos are found, the first is taken.
+    if any(isinstance(entry, (dict, list)) for entry in value.values()):
+        return [*tables, whole]
+    return [whole, *tables]
 
 
 def _list_entries(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -493,29 +491,30 @@ def _read_parquet(path: Path, where: str) -> Table:
     features = _list_features(file.schema_arrow.metadata or {})
     classes = _list_classes(features)
     values, packed = _list_leaves(file)
-    videos = set()
-    for name, leaf in packed.items():
-        may_be_video = features.get(name, {}).get("_type") in VIDEO_TYPES
-        if may_be_video and _has_bytes(file, path, leaf):
-            videos.add(name)
+    may_be_videos = [it for it in packed if features.get(it, {}).get("_type") in VIDEO_TYPES]
+    videos = {name for name in may_be_videos if _has_bytes(file, path, packed[name])}
     form = "Parquet"
     if len(videos) < len(packed):
-        form += f" without the bytes of {', '.join(name for name in packed if name not in videos)}"
+        form += f" without the bytes of {', '.join(it for it in packed if it not in videos)}"
 
     def read_records() -> Iterator[dict[str, Any]]:
-        positions = zip(_list_positions(file), _list_values(file, values), strict=True)
-        for number, ((group, row), record) in enumerate(positions):
-            for name, names in classes.items():
-                # Hugging Face writes -1 for no class.
-                record[name] = names.get(record.get(name))
-            for name, leaf in packed.items():
-                own_path = (record.get(name) or {}).get("path")
-                record[name] = own_path
-                if name in videos:
-                    base = (own_path or "video.mp4").rpartition("/")[2]
-                    source = f"{path.name}/{number:06d}-{base}"
-                    record[name] = ParquetCell(str(path.absolute()), group, row, leaf, source)
-            yield record
+        number = 0
+        for group in range(file.num_row_groups):
+            batches = file.iter_batches(row_groups=[group], columns=values)
+            records = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for row, record in enumerate(records):
+                for name, names in classes.items():
+                    # Hugging Face writes -1 for no class.
+                    record[name] = names.get(record.get(name))
+                for name, leaf in packed.items():
+                    cell = (record.get(name) or {}).get("path")
+                    if name in videos:
+                        base = (cell or "video.mp4").rpartition("/")[2]
+                        source = f"{path.name}/{number:06d}-{base}"
+                        cell = ParquetCell(str(path.absolute()), group, row, leaf, source)
+                    record[name] = cell
+                yield record
+                number += 1
 
     return _make_table(where, form, read_records)
 
@@ -567,39 +566,26 @@ def _has_bytes(file: Any, path: Path, leaf: str) -> bool:
     return False
 
 
-def _list_values(file: Any, leaves: list[str]) -> Iterator[dict[str, Any]]:
-    for batch in file.iter_batches(columns=leaves):
-        yield from batch.to_pylist()
-
-
-def _list_positions(file: Any) -> Iterator[tuple[int, int]]:
-    """Yield (row group, row number within the group) of each row."""
-    for group in range(file.num_row_groups):
-        for row in range(file.metadata.row_group(group).num_rows):
-            yield group, row
-
-
 def _make_table(where: str, form: str, read_values: Callable[[], Iterator[Any]]) -> Table:
     """Return a table with a row for each value: an object, a list of cells or a name.
 
-    Raise InputError if some values are objects and others are not.
+    Raise InputError if there is none, or some values are objects and others are not.
     """
-    kinds = {type(value) for value in islice(read_values(), SAMPLE_ROWS)}
-    if kinds not in ({dict}, {list}, {str}):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
-        raise InputError(f"{where} is not a list of videos: it has {names}")
+    is_named = isinstance(next(read_values(), None), dict)
 
     def to_row(value: Any) -> Row:
-        if isinstance(value, dict) != (dict in kinds):
-            example = json.dumps(value)[:80]
-            raise InputError(f"{where} has objects and other values: {example}")
-        if isinstance(value, dict):
+        if isinstance(value, dict) and is_named:
             return value
-        cells = value if isinstance(value, list) else [value]
+        cells = [value] if isinstance(value, str) else value
+        if is_named or not isinstance(cells, list):
+            example = json.dumps(value)[:MAX_EXAMPLE]
+            raise InputError(f"{where} is not a list of videos: it has {example}")
         return {str(number): cell for number, cell in enumerate(cells, 1)}
 
     def read_rows() -> Iterator[Row]:
         return map(to_row, read_values())
 
     sample = list(islice(read_rows(), SAMPLE_ROWS))
-    return Table(where, form, read_rows, sample, is_named=dict in kinds)
+    if not sample:
+        raise InputError(f"{where} is not a list of videos: it has nothing")
+    return Table(where, form, read_rows, sample, {}, {}, is_named=is_named)

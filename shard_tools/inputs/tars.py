@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -24,8 +24,8 @@ from adamae.shard_tools.inputs.item import UNKNOWN, Item, Skipped
 from adamae.shard_tools.inputs.location import TarMember
 from adamae.shard_tools.inputs.table_reader import require_uncompressed
 
-T = TypeVar("T")
-
+# What the sidecars of a video say; why one is not read is at None.
+Entries = dict[str | None, Any]
 # Extensions of the members that say something of the video beside them.
 SIDECARS = ("cls", "txt", "json")
 # Of a sidecar. Parsed, JSON takes up to 15 times its bytes of memory.
@@ -55,10 +55,8 @@ def _list_tar(
     """Yield the videos of a tar; `classes` are the names by id if make_shards.py wrote it."""
     # Videos with their problems, by name.
     videos: dict[str, tuple[TarMember, str | None]] = {}
-    # What is said of videos, by names without their last extension.
-    sidecars: dict[str, dict[str, Any]] = {}
-    # Why a sidecar is not read, likewise.
-    sidecar_problems: dict[str, str] = {}
+    # By names without their last extension.
+    sidecars: dict[str, Entries] = {}
     for archive, member in _read_members(path):
         if member.isdir():
             continue
@@ -67,12 +65,13 @@ def _list_tar(
         stem, dot, extension = name.rpartition(".")
         is_plain = member.isreg() and not member.issparse()
         if dot and extension in SIDECARS and not is_hidden(base):
+            entries = sidecars.setdefault(stem, {})
             if member.size > MAX_SIDECAR_BYTES:
                 size = f"{format_bytes(member.size)}, more than {format_bytes(MAX_SIDECAR_BYTES)}"
-                sidecar_problems[stem] = f"its .{extension} has {size}"
-                continue
-            content = _open_member(archive, member).read() if is_plain else b""
-            sidecars.setdefault(stem, {}).update(_parse_sidecar(content, extension))
+                entries[None] = f"its .{extension} has {size}"
+            elif is_plain:
+                content = _open_member(archive, member).read()
+                entries.update(_parse_sidecar(content, extension))
             continue
         kind = classify_name(base)
         is_unclear = kind == UNKNOWN and is_plain
@@ -90,9 +89,10 @@ def _list_tar(
         videos[name] = (location, problem)
     # A sidecar may stand behind its video, so no item is made before the end.
     for name, (location, problem) in videos.items():
-        problem = problem or _find_sidecar(name, sidecar_problems)
+        entries = _find_entries(name, sidecars)
+        problem = problem or entries.pop(None, None)
         item = Item(f"{path.name}/{name}", location, size=location.size, problem=problem)
-        yield _describe_video(item, _find_sidecar(name, sidecars) or {}, classes, label)
+        yield _describe_video(item, entries, classes, label)
 
 
 def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
@@ -100,22 +100,20 @@ def _open_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     return cast(BinaryIO, archive.extractfile(member))
 
 
-def _find_sidecar(name: str, by_stem: dict[str, T]) -> T | None:
-    """Return the value for the sidecars of a video, or None if it has none.
+def _find_entries(name: str, sidecars: dict[str, Entries]) -> Entries:
+    """Return a copy of what the sidecars of a video hold.
 
     a.b.mp4 has its own a.b.cls, or a.cls: WebDataset's key is the folder and the name up to the
     first dot.
     """
-    stem = name.rpartition(".")[0]
-    if stem in by_stem:
-        return by_stem[stem]
     folder, slash, base = name.rpartition("/")
     key = folder + slash + base.partition(".")[0]
-    return by_stem.get(key)
+    stem = name.rpartition(".")[0]
+    return dict(sidecars.get(stem, sidecars.get(key, {})))
 
 
 def _describe_video(
-    item: Item, entries: dict[str, Any], classes: dict[str, str] | None, label: str | None
+    item: Item, entries: Entries, classes: dict[str, str] | None, label: str | None
 ) -> Item:
     """Return an item with the labels and the fields that its sidecars hold."""
     problem = item.problem
@@ -140,7 +138,7 @@ def _describe_video(
     return msgspec.structs.replace(item, labels=labels, problem=problem, fields=text)
 
 
-def _find_labels(entries: dict[str, Any], label: str | None) -> tuple[str, ...] | None:
+def _find_labels(entries: Entries, label: str | None) -> tuple[str, ...] | None:
     """Return the labels in the entry `label`, or else in .cls, "label" or "labels"."""
     if label:
         keys = [label]
