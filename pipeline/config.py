@@ -65,8 +65,9 @@ class DataConfig:
     """disjoint shard streams per step, for many nodes on object storage: see docs/clusters.md"""
 
     decoder: Decoder = option("pyav", free=True)
-    """pyav: FFmpeg, on CPU cores; dali: NVDEC on GPUs, and PyAV for videos that do not suit it;
-    auto: PyAV, and DALI for whole batches where the decode workers fall behind"""
+    """pyav: FFmpeg, on CPU cores; dali: a GPU's JPEG engines for MJPEG, NVDEC for other codecs,
+    and PyAV for videos that do not suit it; auto: PyAV, and DALI for whole batches where the
+    decode workers fall behind"""
     # On 2 cores a prefetch of 1 costs 10 % of the speed, 2 to 6 are equally fast, and so are more
     # workers than cores. The third batch is for DALI, which decodes one while the next is read.
     num_workers: int | None = option(None, at_least=1, free=True)

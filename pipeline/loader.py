@@ -33,9 +33,9 @@ from adamae.common.devices import to_device
 from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, LoadedClip, WorkerSetup
+from adamae.pipeline.decoding.encoded import Encoded
 from adamae.pipeline.decoding.gpu_codecs import find_gpu_codecs
 from adamae.pipeline.decoding.gpu_decoder import GpuDecoder
-from adamae.pipeline.decoding.joining import EncodedVideo
 from adamae.pipeline.planning.plan import ClipPlan
 from adamae.pipeline.quarantine import Quarantine
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -117,9 +117,9 @@ class PendingBatch:
         return [self.results[first] for first in sorted(self.results)]
 
     @property
-    def encoded(self) -> dict[int, EncodedVideo]:
+    def encoded(self) -> dict[int, Encoded]:
         """Return the videos that the GPU decoder decodes, by the indices of their first clips."""
-        videos: dict[int, EncodedVideo] = {}
+        videos: dict[int, Encoded] = {}
         for result in self.ordered_results:
             videos.update(result.encoded)
         return videos

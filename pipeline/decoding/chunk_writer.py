@@ -10,7 +10,7 @@ from adamae.kernels.clip_tables import color_matrix
 from adamae.pipeline.clip_memory import BlockLayout
 from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, LoadedClip, WorkerSetup
 from adamae.pipeline.decoding.colors import CHROMA_OFFSETS
-from adamae.pipeline.decoding.joining import EncodedVideo, find_groups
+from adamae.pipeline.decoding.encoded import MJPEG, Encoded, EncodedPictures, EncodedVideo
 from adamae.pipeline.decoding.planes import PlanarFrames
 from adamae.pipeline.decoding.sources import find_source
 from adamae.pipeline.planning.plan import PlanRow
@@ -123,23 +123,20 @@ class ChunkWriter:
         """Write a video to the slots as it is if the GPU decoder takes it; return whether."""
         if not self.result.chunk.is_for_gpu or not self._setup.gpu_codecs.include(sample, video):
             return False
-        groups = find_groups(video)
-        if groups is None:
+        encoded: Encoded | None
+        if sample.codec == MJPEG:
+            encoded = EncodedPictures.find(video, rows, (sample.width, sample.height))
+        else:
+            encoded = EncodedVideo.find(video, rows)
+        if encoded is None:
             return False
         allocated = self._slots.allocate(first + len(rows), len(video.data))
         if allocated is None:
             return False
         start, memory = allocated
         memory[:] = np.frombuffer(video.data, np.uint8)
-        header_bytes, times = groups
-        self.result.encoded[first] = EncodedVideo(
-            slice(start, start + len(video.data)),
-            header_bytes,
-            times,
-            video.num_frames,
-            video.numbers,
-            rows,
-        )
+        span = slice(start, start + len(video.data))
+        self.result.encoded[first] = encoded._replace(span=span)
         return True
 
     def _decode(

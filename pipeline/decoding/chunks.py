@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from adamae.pipeline.clip_memory import BlockLayout
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.decoding.joining import EncodedVideo, GpuCodecs
+from adamae.pipeline.decoding.encoded import Encoded, GpuCodecs
 from adamae.pipeline.planning.augmentations import AugmentOp, EraseBox
 from adamae.pipeline.planning.plan import ClipPlan
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -80,7 +80,7 @@ class ChunkResult:
     chunk: Chunk
     clips: list[LoadedClip] = field(default_factory=list)
     # Videos for the GPU decoder, by the index of the first clip of each in the batch.
-    encoded: dict[int, EncodedVideo] = field(default_factory=dict)
+    encoded: dict[int, Encoded] = field(default_factory=dict)
     # Of the chunk's slots, from the first byte on.
     used_bytes: int = 0
     faults: list[Fault] = field(default_factory=list)

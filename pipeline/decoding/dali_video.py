@@ -1,6 +1,6 @@
 """The GPU decoder's kind for H.264, HEVC and VP9: joined videos through DALI's fn.decoders.video.
 
-NVDEC decodes on a GPU, and DALI's own decoders on a CPU, for VP9 and MJPEG alone. Cropping,
+NVDEC decodes on a GPU, and a decoder of DALI's own on a CPU, for VP9 alone. Cropping,
 flipping and scaling follow in the same graph.
 """
 
@@ -13,16 +13,10 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from adamae.common.arithmetic import ceil_div
-from adamae.pipeline.decoding.joining import (
-    CLIPS_PER_VIDEO,
-    Bytes,
-    Cut,
-    EncodedVideo,
-    JoinedVideo,
-    join_videos,
-)
+from adamae.pipeline.decoding.encoded import Bytes, Encoded, EncodedVideo
+from adamae.pipeline.decoding.joining import CLIPS_PER_VIDEO, Cut, JoinedVideo, join_videos
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.pipeline.planning.plan import ClipPlan
+from adamae.pipeline.planning.plan import ClipPlan, PlanRow
 
 
 class DecodedVideo(NamedTuple):
@@ -33,6 +27,33 @@ class DecodedVideo(NamedTuple):
 
     frames: UInt8[Tensor, "frames H W C"]
     cuts: list[Cut]
+
+
+def find_region(row: PlanRow) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the corners of a row's box, each as (y, x), from which scale_region makes its clip."""
+    x, y, width, height = row.crop
+    first_column = x
+    last_column = x + width
+    # An axis is mirrored if its region starts behind its end: flips are free.
+    if row.flip:
+        first_column = x + width
+        last_column = x
+    return (y, first_column), (y + height, last_column)
+
+
+def scale_region(frames: Any, region: Any, size: FrameSize) -> Any:
+    """Add the scaling of a region of frames to a graph; `region` is a node of [2, 2] floats."""
+    from nvidia.dali import fn
+    from nvidia.dali.types import DALIInterpType
+
+    return fn.resize(
+        frames,
+        roi_start=region[0],
+        roi_end=region[1],
+        size=list(size),
+        interp_type=DALIInterpType.INTERP_LINEAR,
+        antialias=True,
+    )
 
 
 class DaliGraph:
@@ -50,7 +71,7 @@ class DaliGraph:
         """
         # Imported here, as DALI may be missing where PyAV decodes everything.
         from nvidia.dali import Pipeline, fn
-        from nvidia.dali.types import DALIDataType, DALIInterpType
+        from nvidia.dali.types import DALIDataType
 
         on_gpu = device.type == "cuda"
         self._num_cuts = num_cuts
@@ -75,19 +96,11 @@ class DaliGraph:
                 affine=False,
             )
             spans = fn.external_source(name="spans", dtype=DALIDataType.INT32, ndim=2)
-            boxes = fn.external_source(name="boxes", dtype=DALIDataType.FLOAT, ndim=3)
+            regions = fn.external_source(name="regions", dtype=DALIDataType.FLOAT, ndim=3)
             clips: list[Any] = []
             for index in range(num_cuts):
-                # An axis is mirrored if its region starts behind its end: flips are free.
-                clip = fn.resize(
-                    frames[spans[index, 0] : spans[index, 1]],
-                    roi_start=boxes[index, 0],
-                    roi_end=boxes[index, 1],
-                    size=list(frame_size),
-                    interp_type=DALIInterpType.INTERP_LINEAR,
-                    antialias=True,
-                )
-                clips.append(clip)
+                cut = frames[spans[index, 0] : spans[index, 1]]
+                clips.append(scale_region(cut, regions[index], frame_size))
             self._pipeline.set_outputs(fn.cat(*clips, axis=0) if num_cuts > 1 else clips[0])
         self._pipeline.build()
 
@@ -95,23 +108,17 @@ class DaliGraph:
         """Start on a batch."""
         # A video with fewer cuts is given one frame and one pixel for each that it lacks.
         spans = np.full((len(videos), self._num_cuts, 2), (0, 1), np.int32)
-        boxes = np.full((len(videos), self._num_cuts, 2, 2), ((0, 0), (1, 1)), np.float32)
+        regions = np.full((len(videos), self._num_cuts, 2, 2), ((0, 0), (1, 1)), np.float32)
         for video_index, video in enumerate(videos):
             for cut_index, cut in enumerate(video.cuts):
                 spans[video_index, cut_index] = cut.first, cut.first + cut.num_frames
-                x, y, width, height = cut.row.crop
-                first_column = x
-                last_column = x + width
-                if cut.row.flip:
-                    first_column = x + width
-                    last_column = x
-                boxes[video_index, cut_index] = (y, first_column), (y + height, last_column)
+                regions[video_index, cut_index] = find_region(cut.row)
         self._pipeline.feed_input("encoded", [video.data for video in videos])
         self._pipeline.feed_input(
             "numbers", [np.array(video.numbers, np.int32) for video in videos]
         )
         self._pipeline.feed_input("spans", spans)
-        self._pipeline.feed_input("boxes", boxes)
+        self._pipeline.feed_input("regions", regions)
         self._pipeline.schedule_run()
 
     def take(self) -> list[UInt8[Tensor, "frames H W C"]]:
@@ -160,13 +167,18 @@ class VideoGraphs:
         ]
         self._next_graph = 0
 
-    def feed(self, videos: Mapping[int, EncodedVideo], block: Bytes) -> BatchInFlight:
-        """Start on the videos of a batch, whose keys are the indices of their first clips.
+    def feed(self, videos: Mapping[int, Encoded], block: Bytes) -> BatchInFlight:
+        """Start on what can be joined of a batch; the keys are the indices of first clips.
 
         Batches are to be taken in the order in which they were fed. Raise RuntimeError if a graph
         has failed.
         """
-        joined = join_videos(videos, block)
+        own = {
+            first_clip: video
+            for first_clip, video in videos.items()
+            if isinstance(video, EncodedVideo)
+        }
+        joined = join_videos(own, block)
         num_parts = min(len(joined), len(self._graphs))
         batch = BatchInFlight()
         for part in range(num_parts):

@@ -12,18 +12,24 @@ import torch
 from adamae.common.errors import InputError
 from adamae.common.logging import log_note
 from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.dali_jpeg import JpegGraph
 from adamae.pipeline.decoding.dali_video import DaliGraph
-from adamae.pipeline.decoding.joining import Cut, GpuCodecs, JoinedVideo
+from adamae.pipeline.decoding.encoded import MJPEG, EncodedPictures, GpuCodecs
+from adamae.pipeline.decoding.joining import Cut, JoinedVideo
 from adamae.pipeline.planning.crops import Crop, FrameSize
 from adamae.pipeline.planning.plan import PlanRow
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.pipeline.shards.format import SIDE_STEP
+from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.video_error import VideoError
 
 # The first samples of a dataset, among which some of each codec are looked for.
 MAX_PROBED_SAMPLES = 1000
 # Videos of a codec that are tried, as one may be corrupt.
 MAX_PROBES = 3
+# The clip that is made of their first frame.
+PROBE_SIZE = FrameSize(16, 16)
+PROBE_ROW = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
 NVDEC = "libnvcuvid.so.1"
 
 
@@ -58,12 +64,15 @@ def _probe_codec(dataset: ShardDataset, codec: str, device: torch.device, side_s
 
     Return the error if none does, otherwise "".
     """
-    if codec == "mjpeg" and device.type == "cuda":
-        return "no NVDEC decodes mjpeg"
+    if codec == MJPEG:
+        # Decoders of JPEGs take any size.
+        side_step = 1
     error = ""
     for index in islice(_list_probes(dataset, codec, side_step), MAX_PROBES):
         with suppress(VideoError):
-            error = try_decoding(dataset.read_clip(index, (0,)).data, device)
+            sample = dataset.samples[index]
+            sides = sample.width, sample.height
+            error = try_decoding(dataset.read_clip(index, (0,)), codec, sides, device)
             if not error:
                 break
     return error
@@ -79,15 +88,15 @@ def _list_probes(dataset: ShardDataset, codec: str, side_step: int) -> Iterator[
 
 # A run opens several loaders.
 @lru_cache(maxsize=16)
-def try_decoding(video: bytes, device: torch.device) -> str:
+def try_decoding(
+    video: VideoSlice, codec: str, sides: tuple[int, int], device: torch.device
+) -> str:
     """Decode the first frame of a video. Return the error, "" if there is none."""
     try:
-        if device.type == "cuda":
-            ctypes.CDLL(NVDEC)
-        graph = DaliGraph(device, 1, FrameSize(16, 16), max_videos=1)
-        row = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
-        graph.feed([JoinedVideo(np.frombuffer(video, np.uint8), [0], [Cut(0, row, 0, [0])])])
-        graph.take()
+        if codec == MJPEG:
+            decode_picture(video, sides, device)
+        else:
+            decode_frame(video, device)
     except (RuntimeError, ImportError, OSError) as error:
         # DALI raises the first, Python's import the second, and the third is of a library that is
         # not there.
@@ -96,6 +105,23 @@ def try_decoding(video: bytes, device: torch.device) -> str:
             advice = "; containers have it with NVIDIA_DRIVER_CAPABILITIES=compute,video,utility"
         return shorten(error) + advice
     return ""
+
+
+def decode_frame(video: VideoSlice, device: torch.device) -> None:
+    if device.type == "cuda":
+        ctypes.CDLL(NVDEC)
+    graph = DaliGraph(device, 1, PROBE_SIZE, max_videos=1)
+    data = np.frombuffer(video.data, np.uint8)
+    graph.feed([JoinedVideo(data, [0], [Cut(0, PROBE_ROW, 0, [0])])])
+    graph.take()
+
+
+def decode_picture(video: VideoSlice, sides: tuple[int, int], device: torch.device) -> None:
+    pictures = EncodedPictures.find(video, [PROBE_ROW], sides)
+    # Of copied videos, no picture is found; these are PyAV's in any case.
+    if pictures is not None:
+        graph = JpegGraph(device, 1, PROBE_SIZE, pictures.num_frames, num_threads=1)
+        graph.feed({0: pictures}, np.frombuffer(video.data, np.uint8)).take()
 
 
 def shorten(error: Exception) -> str:

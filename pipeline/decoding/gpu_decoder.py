@@ -1,12 +1,13 @@
 """Makes whole batches on the GPU, of videos that decode workers have only read.
 
-Workers leave the bytes of these videos, and the positions of their packets, in the batch's block of
-shared memory. VideoGraphs (decoding/dali_video.py) decodes them. Another decoder has to offer the
-same `feed`, which returns an object whose `take` waits for the frames that clips are copied from.
+Workers leave the bytes of these videos in the batch's block of shared memory, and say what is where
+(decoding/encoded.py). Each kind of decoder takes its own of them: JpegGraph (decoding/dali_jpeg.py)
+MJPEG, VideoGraphs (decoding/dali_video.py) the others.
 """
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from jaxtyping import UInt8
@@ -15,14 +16,17 @@ from torch import Tensor
 from adamae.common.devices import load_cuda_runtime
 from adamae.common.logging import log_note
 from adamae.pipeline.config import DataConfig
-from adamae.pipeline.decoding.dali_video import BatchInFlight, DecodedVideo, VideoGraphs
+from adamae.pipeline.decoding.dali_jpeg import JpegGraph
+from adamae.pipeline.decoding.dali_video import DecodedVideo, VideoGraphs
+from adamae.pipeline.decoding.encoded import MJPEG, Bytes, Encoded, GpuCodecs
 from adamae.pipeline.decoding.gpu_codecs import shorten
-from adamae.pipeline.decoding.joining import Bytes, EncodedVideo, GpuCodecs
 from adamae.pipeline.planning.plan import ClipPlan
 from adamae.pipeline.reading.storage import call_with_timeout
 
 # One graph keeps 14 % of the NVDEC engines of an H100 busy, seven keep 89 % (NVIDIA/DALI#6387).
 GRAPHS_PER_GPU = 8
+# Threads of the graph of JPEGs, which prepare what the engines decode.
+JPEG_THREADS_PER_GPU = 4
 # A flag of cudaSetDeviceFlags, from driver_types.h.
 SCHEDULE_BLOCKING_SYNC = 4
 # So many failures in a row, with videos that PyAV decodes, end the use of DALI: each time the
@@ -30,6 +34,13 @@ SCHEDULE_BLOCKING_SYNC = 4
 MAX_FAILURES = 3
 # Differences between waits that are shorter say nothing about who is slower.
 MIN_WAIT_S = 0.002
+
+
+class InFlight(Protocol):
+    """A part of a batch on which a decoder has been started."""
+
+    def take(self) -> list[DecodedVideo]:
+        """Wait for it. Raise RuntimeError if a video cannot be decoded."""
 
 
 class GpuDecoder:
@@ -55,12 +66,13 @@ class GpuDecoder:
         self._plan = plan
         self._config = config
         self._counts = counts
-        self._num_graphs = GRAPHS_PER_GPU if device.type == "cuda" else config.workers
+        self._codecs = codecs
         self._is_enabled = bool(codecs.names)
         self._num_failures = 0
-        # Built here, as it would hold up training later, and again after an error.
-        self._graphs: VideoGraphs | None = None
-        self._in_flight: dict[int, BatchInFlight] = {}
+        # Of each kind that the codecs need. Built here, as that would hold up training later, and
+        # again after an error.
+        self._graphs: list[VideoGraphs | JpegGraph] = []
+        self._in_flight: dict[int, list[InFlight]] = {}
         # Found while a batch was fed; `take` reports it.
         self._error: RuntimeError | None = None
         # Memory of DALI that is being copied from, with the event that ends the copy.
@@ -100,7 +112,7 @@ class GpuDecoder:
         if self._num_batches > 1:
             self._wait_for_gpu_s = seconds
 
-    def feed(self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes) -> None:
+    def feed(self, number: int, videos: Mapping[int, Encoded], block: Bytes) -> None:
         """Start on the batch `number`, once.
 
         The keys of `videos` are the indices of their first clips. `take` reports what goes wrong,
@@ -113,23 +125,41 @@ class GpuDecoder:
             or number in self._in_flight
         ):
             return
-        if self._graphs is None:
+        if not self._graphs:
             self._build_graphs()
-        if self._graphs is None:
+        if not self._graphs:
             return
         try:
-            self._in_flight[number] = self._graphs.feed(videos, block)
+            self._in_flight[number] = [graphs.feed(videos, block) for graphs in self._graphs]
         except RuntimeError as error:
             self._error = error
 
     def _build_graphs(self) -> None:
+        on_gpu = self._device.type == "cuda"
         try:
-            self._graphs = VideoGraphs(self._device, self._plan, self._num_graphs)
+            graphs: list[VideoGraphs | JpegGraph] = []
+            if self._codecs.names - {MJPEG}:
+                num_graphs = GRAPHS_PER_GPU if on_gpu else self._config.workers
+                graphs.append(VideoGraphs(self._device, self._plan, num_graphs))
+            if MJPEG in self._codecs.names:
+                graphs.append(self._build_jpeg_graph())
+            self._graphs = graphs
         except RuntimeError as error:
             self._error = error
 
+    def _build_jpeg_graph(self) -> JpegGraph:
+        plan = self._plan
+        num_threads = self._config.workers
+        if self._device.type == "cuda":
+            num_threads = JPEG_THREADS_PER_GPU
+        num_videos = plan.batch_size // plan.crops_per_decode
+        max_pictures = num_videos * plan.num_frames
+        return JpegGraph(
+            self._device, plan.crops_per_decode, plan.frame_size, max_pictures, num_threads
+        )
+
     def take(
-        self, number: int, videos: Mapping[int, EncodedVideo], block: Bytes
+        self, number: int, videos: Mapping[int, Encoded], block: Bytes
     ) -> list[DecodedVideo] | None:
         """Wait for the batch that was fed first, and return what `copy_clips` copies.
 
@@ -143,7 +173,7 @@ class GpuDecoder:
             decoded = self._wait_for(number)
         except (RuntimeError, TimeoutError) as error:
             # What is in flight is fed again, to new graphs.
-            self._graphs = None
+            self._graphs = []
             self.reset()
             self._count_failure(error)
             return None
@@ -161,13 +191,16 @@ class GpuDecoder:
         """
         if self._error is not None:
             raise self._error
-        batch = self._in_flight.pop(number)
+        parts = self._in_flight.pop(number)
 
         def take() -> list[DecodedVideo]:
             if self._device.type == "cuda":
                 # A thread begins with the first GPU as its current one.
                 torch.cuda.set_device(self._device)
-            return batch.take()
+            decoded = []
+            for part in parts:
+                decoded += part.take()
+            return decoded
 
         return call_with_timeout(take, self._config.decode_timeout_s, "data.decode_timeout_s")
 
@@ -216,7 +249,7 @@ class GpuDecoder:
     def reset(self) -> None:
         """Drop all that is in flight, with the graphs that are at work on it."""
         if self._in_flight:
-            self._graphs = None
+            self._graphs = []
         self._in_flight.clear()
         self._error = None
 
@@ -226,7 +259,7 @@ class GpuDecoder:
         Graphs of other loaders use the same memory pool.
         """
         self.reset()
-        self._graphs = None
+        self._graphs = []
         for event, _ in self._in_copy:
             event.synchronize()
         self._in_copy.clear()

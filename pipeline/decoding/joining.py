@@ -11,52 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
 
+from adamae.pipeline.decoding.encoded import Bytes, EncodedVideo
 from adamae.pipeline.planning.plan import PlanRow
-from adamae.pipeline.shards.format import Sample
-from adamae.pipeline.shards.gops import VideoSlice
-from adamae.pipeline.shards.mp4 import read_fragments
 
 # With more clips in a video, the cost of opening it is little beside that of its frames.
 CLIPS_PER_VIDEO = 8
-# The box tfdt begins with four bytes, of which the first is its version: 1 if the time that follows
-# has 64 bits.
-TIME_OFFSET = 4
-VERSION_OF_64_BITS = 1
-
-Bytes = UInt8[np.ndarray, " bytes"]
-
-
-class GpuCodecs(NamedTuple):
-    """Tells decode workers which videos of a batch they leave to the GPU decoder."""
-
-    names: frozenset[str] = frozenset()
-    # Both sides of a video must be multiples of it: see format.SIDE_STEP.
-    side_step: int = 1
-
-    def include(self, sample: Sample, video: VideoSlice) -> bool:
-        """Return whether the GPU decoder takes a video."""
-        sides_fit = sample.width % self.side_step == 0 and sample.height % self.side_step == 0
-        # Decoders may not agree about videos that were not re-encoded for training, which have no
-        # groups.
-        return sample.codec in self.names and sides_fit and video.in_groups
-
-
-class EncodedVideo(NamedTuple):
-    """A video in the block, left to the GPU decoder, and the clips that are cut from it."""
-
-    # Where its bytes lie in the block.
-    span: slice
-    # The first byte of its groups; the header lies before it.
-    header_bytes: int
-    # Of each group, the byte at which the 64 bits of its start time lie, and its duration.
-    times: list[tuple[int, int]]
-    num_frames: int
-    # The frames that clips show, in their order; a frame may repeat.
-    numbers: tuple[int, ...]
-    # A row for each clip.
-    rows: list[PlanRow]
 
 
 class Cut(NamedTuple):
@@ -81,30 +41,6 @@ class JoinedVideo(NamedTuple):
     # The frames to decode, ascending.
     numbers: list[int]
     cuts: list[Cut]
-
-
-def find_groups(video: VideoSlice) -> tuple[int, list[tuple[int, int]]] | None:
-    """Return header_bytes and times of an EncodedVideo.
-
-    Return None for a video that cannot be joined with others.
-    """
-    try:
-        fragments = list(read_fragments(video.data))
-    except (ValueError, struct.error):
-        return None
-    num_frames = sum(fragment.num_frames for fragment in fragments)
-    if not fragments or num_frames != video.num_frames:
-        return None
-    times = []
-    for fragment in fragments:
-        if (
-            fragment.time is None
-            or not fragment.duration
-            or video.data[fragment.time] != VERSION_OF_64_BITS
-        ):
-            return None
-        times.append((fragment.time + TIME_OFFSET, fragment.duration))
-    return fragments[0].start, times
 
 
 def join_videos(videos: Mapping[int, EncodedVideo], block: Bytes) -> list[JoinedVideo]:

@@ -25,9 +25,10 @@ from adamae.pipeline import upload
 from adamae.pipeline.config import DataConfig, Decoder
 from adamae.pipeline.decoding import gpu_codecs, gpu_decoder
 from adamae.pipeline.decoding.dali_video import DaliGraph, DecodedVideo
+from adamae.pipeline.decoding.encoded import GpuCodecs
 from adamae.pipeline.decoding.gpu_codecs import find_gpu_codecs, try_decoding
 from adamae.pipeline.decoding.gpu_decoder import GpuDecoder
-from adamae.pipeline.decoding.joining import Cut, GpuCodecs
+from adamae.pipeline.decoding.joining import Cut
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.crops import Crop
 from adamae.pipeline.planning.plan import PlanRow
@@ -188,7 +189,7 @@ def test_why_dali_cannot_decode_is_said(
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     for dataset, device, reason in (
         (short, CPU, r"h264 on cpu \(import of nvidia\.dali halted"),
-        (jpeg, CUDA, r"mjpeg on cuda \(no NVDEC decodes mjpeg\)"),
+        (jpeg, CUDA, r"mjpeg on cuda \(import of nvidia\.dali halted"),
         (
             short,
             CUDA,

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from made_videos import cut_video, encode, store
 
-from adamae.pipeline.decoding.joining import EncodedVideo, find_groups, join_videos
+from adamae.pipeline.decoding.encoded import EncodedVideo
+from adamae.pipeline.decoding.joining import join_videos
 from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.planning.crops import Crop
 from adamae.pipeline.planning.plan import PlanRow
@@ -38,10 +39,10 @@ def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarr
     videos = {}
     start = 0
     for index, video in enumerate(slices):
-        groups = find_groups(video)
-        assert groups is not None
+        encoded = EncodedVideo.find(video, rows)
+        assert encoded is not None
         span = slice(start, start + len(video.data))
-        videos[2 * index] = EncodedVideo(span, *groups, video.num_frames, video.numbers, rows)
+        videos[2 * index] = encoded._replace(span=span)
         start = span.stop
     return videos, np.frombuffer(b"".join(video.data for video in slices), np.uint8)
 
@@ -77,4 +78,4 @@ def test_only_videos_of_one_size_are_joined_and_few_at_a_time() -> None:
     ids=["not fragmented", "other frames than the table says", "cut short", "none"],
 )
 def test_what_cannot_be_joined(data: bytes, num_frames: int) -> None:
-    assert find_groups(VideoSlice(data, (0,), num_frames)) is None
+    assert EncodedVideo.find(VideoSlice(data, (0,), num_frames), []) is None

@@ -18,7 +18,7 @@ from adamae.pipeline.clip_memory import BlockLayout, ClipMemory
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, WorkerSetup
 from adamae.pipeline.decoding.decode_worker import DecodeWorker
-from adamae.pipeline.decoding.joining import GpuCodecs
+from adamae.pipeline.decoding.encoded import GpuCodecs
 from adamae.pipeline.decoding.planes import find_window, is_worth_uploading
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.crops import Crop, FrameSize
