@@ -158,7 +158,8 @@ def crop_resize_op(inputs: Inputs) -> Op:
     read_bytes = box[2] * box[3] * 3 // 2
     written_bytes = 3 * height * width
     return Op(
-        Way(crop_resize, clips, height, width),
+        # As the loader calls it for a batch of 8 bits.
+        Way(crop_resize, clips, height, width, False),
         Way(published.crop_resize, frames, stored, box, matrix, height, width),
         forward_bytes=batch * num_frames * (read_bytes + written_bytes),
         backward_bytes=0,

@@ -111,7 +111,7 @@ def _check_bounds(clips: DecodedClips) -> None:
         check(fits, f"{frames} in {num_bytes} bytes of planes")
 
 
-def crop_resize(clips: DecodedClips, height: int, width: int) -> Tensor:
+def crop_resize(clips: DecodedClips, height: int, width: int, any_wide: bool = True) -> Tensor:
     """Crop, mirror and scale decoded frames, and convert them to RGB.
 
     On a GPU nothing waits for it, and what the tables contain is not checked: an offset that does
@@ -121,6 +121,8 @@ def crop_resize(clips: DecodedClips, height: int, width: int) -> Tensor:
         clips: B clips of T frames; see DecodedClips.
         height: of the result, in pixels.
         width: of the result, in pixels.
+        any_wide: whether samples of any clip may have two bytes. False saves half of the kernel's
+            loads; the result is the same.
 
     Returns:
         RGB, uint8 [B, T, height, width, 3].
@@ -130,8 +132,9 @@ def crop_resize(clips: DecodedClips, height: int, width: int) -> Tensor:
     """
     check_clips(clips)
     check(height > 0 and width > 0, f"clips of {height} x {width} pixels have none")
-    resize = crop_resize_op if runs_triton(clips.planes) else crop_resize_ref
-    return resize(*clips, height, width)
+    if runs_triton(clips.planes):
+        return crop_resize_op(*clips, height, width, any_wide)
+    return crop_resize_ref(*clips, height, width)
 
 
 def crop_resize_ref(
@@ -238,10 +241,24 @@ def axis_taps(position, scale, first, end):
 
 
 @triton.jit
-def resample(plane_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right):
+def resample(
+    plane_ptr,
+    stride,
+    sample_bytes,
+    y,
+    x,
+    y_scale,
+    x_scale,
+    top,
+    left,
+    bottom,
+    right,
+    ANY_WIDE: tl.constexpr,
+):
     """Resample the samples in [top, bottom) x [left, right) at rows y and columns x.
 
-    y and x are fp32 [ROWS] and [COLUMNS]; returns fp32 [ROWS, COLUMNS].
+    y and x are fp32 [ROWS] and [COLUMNS]; returns fp32 [ROWS, COLUMNS]. Unless ANY_WIDE, samples
+    have one byte.
     """
     row, y_count, y_slope, y_total = axis_taps(y, y_scale, top, bottom)
     column, x_count, x_slope, x_total = axis_taps(x, x_scale, left, right)
@@ -259,10 +276,11 @@ def resample(plane_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left,
             sample = y_tap[:, None] * stride + x_tap[None, :]
             sample_ptrs = plane_ptr + sample * sample_bytes
             # Frames begin at any byte, and a load of two bytes would have to begin at an even one.
-            low = tl.load(sample_ptrs, mask=inside, other=0).to(tl.int32)
-            high = tl.load(sample_ptrs + 1, mask=inside & is_wide, other=0).to(tl.int32)
+            value = tl.load(sample_ptrs, mask=inside, other=0).to(tl.int32)
+            if ANY_WIDE:
+                high = tl.load(sample_ptrs + 1, mask=inside & is_wide, other=0).to(tl.int32)
+                value += high * 256
             weight = triangle(x_tap, x, x_slope, right)
-            value = low + high * 256
             line += weight[None, :] * value.to(tl.float32)
         weight = triangle(row + i, y, y_slope, bottom)
         out += weight[:, None] * line
@@ -284,6 +302,7 @@ def crop_resize_kernel(
     W,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ANY_WIDE: tl.constexpr,
 ):
     """Make a tile of ROWS x COLUMNS pixels of a frame of a clip, for all three colors."""
     tiles = tl.cdiv(H, ROWS)
@@ -294,7 +313,9 @@ def crop_resize_kernel(
 
     rows = tl.load(sizes_ptr + b * 3)
     columns = tl.load(sizes_ptr + b * 3 + 1)
-    sample_bytes = tl.load(sizes_ptr + b * 3 + 2)
+    sample_bytes = 1
+    if ANY_WIDE:
+        sample_bytes = tl.load(sizes_ptr + b * 3 + 2)
     left = tl.load(boxes_ptr + b * 4)
     top = tl.load(boxes_ptr + b * 4 + 1)
     box_width = tl.load(boxes_ptr + b * 4 + 2)
@@ -312,7 +333,9 @@ def crop_resize_kernel(
     shown_j = tl.where(is_flipped, W - 1 - shown_j, shown_j)
     x = (shown_j + 0.5) * x_scale + left - 0.5
     y_ptr = planes_ptr + tl.load(offsets_ptr + frame)
-    luma = resample(y_ptr, columns, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right)
+    luma = resample(
+        y_ptr, columns, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right, ANY_WIDE
+    )
 
     # From here on in samples of chroma, of which there are half as many in each direction.
     y = (y - tl.load(siting_ptr + b * 2 + 1)) / 2
@@ -326,8 +349,12 @@ def crop_resize_kernel(
     stride = (columns + 1) // 2
     u_ptr = y_ptr + rows * columns * sample_bytes
     v_ptr = u_ptr + (rows + 1) // 2 * stride * sample_bytes
-    u = resample(u_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right)
-    v = resample(v_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right)
+    u = resample(
+        u_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right, ANY_WIDE
+    )
+    v = resample(
+        v_ptr, stride, sample_bytes, y, x, y_scale, x_scale, top, left, bottom, right, ANY_WIDE
+    )
 
     out_ptrs = out_ptr + ((frame * H + i[:, None]) * W + j[None, :]) * 3
     inside = (i < H)[:, None] & (j < W)[None, :]
@@ -352,6 +379,7 @@ def crop_resize_op(
     siting: Tensor,
     height: int,
     width: int,
+    any_wide: bool,
 ) -> Tensor:
     batch, frames = offsets.shape
     out = planes.new_empty(batch, frames, height, width, 3)
@@ -370,5 +398,6 @@ def crop_resize_op(
         width,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
+        ANY_WIDE=any_wide,
     )
     return out

@@ -99,7 +99,8 @@ def record_presets() -> dict[str, tuple[ASTSource, int]]:
         ]
         clips = DecodedClips(torch.empty(2**20, dtype=torch.uint8), *tables)
         for height, width in ((224, 224), (219, 173)):
-            crop_resize(clips, height, width)
+            for any_wide in (False, True):
+                crop_resize(clips, height, width, any_wide)
     return sources
 
 

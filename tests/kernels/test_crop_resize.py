@@ -100,6 +100,13 @@ def test_triton_gives_what_the_reference_gives(device: torch.device) -> None:
     assert (difference > 0).float().mean() < 1e-3
 
 
+def test_compiled_for_8_bits_alone_the_kernel_gives_the_same(device: torch.device) -> None:
+    clip = one_clip(noise(33, 51), (11, 5, 40, 28), color_matrix("bt709", False, 8), "left")
+    on_device = DecodedClips(*(table.to(device) for table in clip))
+    expected = crop_resize(on_device, 17, 33)
+    assert torch.equal(crop_resize(on_device, 17, 33, any_wide=False), expected)
+
+
 @pytest.mark.parametrize(
     ("box", "size"),
     [

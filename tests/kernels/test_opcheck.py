@@ -30,7 +30,7 @@ def op_arguments(device: torch.device) -> dict[str, tuple]:
     pred = torch.randn(2, 3, 384, device=device, requires_grad=True)
     features = torch.randn(2, 3, 8, device=device, requires_grad=True)
     return {
-        "crop_resize": (*(table.to(device) for table in DECODED), 4, 5),
+        "crop_resize": (*(table.to(device) for table in DECODED), 4, 5, True),
         "gumbel_topk": (logits, 3, scalar, scalar),
         "keep_mask": (scalar, scalar, 2, 21, 6554, 1),
         "gather_tokens": (x, ids, table),
