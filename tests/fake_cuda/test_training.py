@@ -68,9 +68,9 @@ def test_a_step_waits_for_nothing_and_uploads_the_crops_alone(
     # 363 with torch 2.15; 2.11 takes 17 more.
     assert calls["launches"] <= 380 * num_steps
     assert abs(calls["LAUNCH crop_resize_kernel"] - num_steps) <= 1
-    # Frames of one chunk, tables, labels and positions. Those of a batch may be uploaded in a step
-    # beside the counted ones.
-    assert abs(calls["COPY pinned to device"] - 4 * num_steps) <= 4
+    # Frames of one chunk, tables, labels and positions; one copy less with torch 2.11. Those of a
+    # batch may be uploaded in a step beside the counted ones.
+    assert 3 * num_steps - 4 <= calls["COPY pinned to device"] <= 4 * num_steps + 4
     # Of a step: 4 clips of 4 frames in yuv420p.
     bytes_of_frames = 4 * 4 * 64 * 64 * 3 // 2
     bytes_per_step = calls["BYTES pinned to device"] / num_steps
