@@ -57,8 +57,11 @@ COUNTERS = (
     "bad_clips",
     "fallback_clips",
     "timeouts",
-    # For which `batches` has kept the training step waiting.
+    # For which `batches` has kept the training step waiting; and for which it has waited for
+    # workers and for DALI, also while the GPU was still at work on earlier steps.
     "wait_seconds",
+    "worker_wait_seconds",
+    "dali_wait_seconds",
     # Of all workers together.
     "download_seconds",
     "read_seconds",
@@ -223,16 +226,26 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
         self._begin_batches()
         while self._pending:
             started = time.perf_counter()
+            last_step = self._record_queued_work()
             self._collect(wait=False)
             self._counts["batches_ready"] += sum(batch.is_loaded for batch in self._pending)
             batch = self._take_first()
             self._begin_batches()
             self._prepare_next()
-            waited = time.perf_counter() - started
-            self._counts.update(wait_seconds=waited)  # type: ignore[call-overload]
+            # The host runs ahead of a GPU. A wait that is over before the GPU has done what was
+            # queued has cost nothing.
+            if last_step is None or last_step.query():
+                waited = time.perf_counter() - started
+                self._counts.update(wait_seconds=waited)  # type: ignore[call-overload]
             yield batch
             # A reference from here would keep the batch's block in use for one batch longer.
             del batch
+
+    def _record_queued_work(self) -> torch.cuda.Event | None:
+        """Return the end of what is queued on the current stream, or None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.current_stream(self._device).record_event()
 
     def _end_workers(self) -> None:
         self._pool.close()
@@ -288,23 +301,32 @@ class ClipLoader(AbstractContextManager["ClipLoader"]):
                 )
 
     def _wait_until_loaded(self, batch: PendingBatch) -> None:
+        started = time.perf_counter()
         while not batch.is_loaded:
             self._collect(wait=True)
             self._feed_gpu_decoder()
+        waited = time.perf_counter() - started
+        self._counts.update(worker_wait_seconds=waited)  # type: ignore[call-overload]
 
     def _take_first(self) -> Batch:
         """Wait for the first pending batch, and put it on the device."""
         batch = self._pending[0]
-        started = time.perf_counter()
+        waited_before = self._waited_seconds
         self._wait_until_loaded(batch)
         if batch.encoded:
             self._decode_on_gpu(batch)
         # The first batch waits for the workers to start, which does not tell how fast they are.
         if self._counts["clips"]:
-            self._gpu_decoder.record_wait(batch.is_for_gpu, time.perf_counter() - started)
+            waited = self._waited_seconds - waited_before
+            self._gpu_decoder.record_wait(batch.is_for_gpu, waited)
         self._upload(batch)
         self._pending.popleft()
         return self._make_batch(batch)
+
+    @property
+    def _waited_seconds(self) -> float:
+        """Return how long workers and DALI were waited for, without uploads and copies."""
+        return float(self._counts["worker_wait_seconds"] + self._counts["dali_wait_seconds"])
 
     def _make_batch(self, pending: PendingBatch) -> Batch:
         clips = self._await_upload(pending)

@@ -5,6 +5,7 @@ Workers leave the bytes of these videos in the batch's block of shared memory, a
 MJPEG, VideoGraphs (decoding/dali_video.py) the others.
 """
 
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Protocol
@@ -60,7 +61,7 @@ class GpuDecoder:
     ) -> None:
         """Prepare to decode `codecs`, none of which means that PyAV decodes everything.
 
-        counts: get `dali_clips`, `frames_decoded` and `timeouts`.
+        counts: get `dali_clips`, `frames_decoded`, `timeouts` and `dali_wait_seconds`.
         """
         self._device = device
         self._plan = plan
@@ -202,7 +203,12 @@ class GpuDecoder:
                 decoded += part.take()
             return decoded
 
-        return call_with_timeout(take, self._config.decode_timeout_s, "data.decode_timeout_s")
+        started = time.perf_counter()
+        try:
+            return call_with_timeout(take, self._config.decode_timeout_s, "data.decode_timeout_s")
+        finally:
+            waited = time.perf_counter() - started
+            self._counts.update(dali_wait_seconds=waited)  # type: ignore[call-overload]
 
     def _count_failure(self, error: Exception) -> None:
         """Give the decoder up if it hangs or fails repeatedly.

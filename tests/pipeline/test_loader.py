@@ -6,6 +6,7 @@ import mmap
 from collections import deque
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -212,6 +213,20 @@ def test_the_next_two_batches_are_made_while_the_step_runs(
             assert wait_for(lambda: are_asleep(list_workers()), 120)
         next(batches)
         assert loader.counters["batches_ready"] == 2, "and no more"
+
+
+@pytest.mark.parametrize("gpu_is_done", [False, True])
+def test_a_wait_counts_if_the_gpu_has_nothing_left_to_do(
+    short: ShardDataset, gpu_is_done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_step = SimpleNamespace(query=lambda: gpu_is_done)
+    monkeypatch.setattr(ClipLoader, "_record_queued_work", lambda _: last_step)
+    with open_loader(short, DataConfig(frame_stride=1, num_workers=1)) as (_, loader):
+        next(loader.batches(0))
+        counters = loader.counters
+    assert (counters["wait_seconds"] > 0) == gpu_is_done
+    assert counters["worker_wait_seconds"] > 0
+    assert counters["dali_wait_seconds"] == 0
 
 
 def test_clips_leave_no_garbage_behind(short: ShardDataset) -> None:
