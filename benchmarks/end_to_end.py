@@ -1,11 +1,12 @@
 """Measure training from shards beside training on a batch that is already on the device.
 
     python benchmarks/end_to_end.py VIDEOS [--encodes h264 mjpeg] [--size base] [--batch-size N] \
-        [--output FOLDER]
+        [--decoder dali] [--output FOLDER]
 
 VIDEOS is a folder; shards are made of it with every encode (kept in --work). Both take train.py's
 own step. One reads batches from the loader, the other reuses one random batch. Each has a process
-of its own in every round, and rounds alternate between them.
+of its own in every round, and rounds alternate between them. To see what a decoder on the GPU is
+worth where cores are few, put `taskset -c 0-3` before the command.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from functools import partial
 from itertools import product, repeat
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -34,10 +35,11 @@ from adamae.benchmarks.harness import (
 from adamae.benchmarks.pipeline_throughput import open_loader, prepare_shards
 from adamae.benchmarks.step import measure_step
 from adamae.common.arguments import between
+from adamae.common.cpus import count_cpus
 from adamae.common.devices import choose_device, choose_precision, explain_out_of_memory
 from adamae.common.errors import run_command
 from adamae.model.config import SIZES, ModelConfig
-from adamae.pipeline.config import DataConfig
+from adamae.pipeline.config import DataConfig, Decoder
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.timing import PretrainingStep, noise_clip
 
@@ -56,6 +58,7 @@ class Source(NamedTuple):
     shards: Path | None
     # Clips per decoded video.
     repeats: int = 1
+    decoder: Decoder = "pyav"
 
     @property
     def name(self) -> str:
@@ -80,6 +83,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     # An odd number, so that the median round is one that was measured.
     parser.add_argument("--rounds", type=between(1), default=3)
+    parser.add_argument(
+        "--decoder", choices=get_args(Decoder), default="pyav", help="data.decoder of the loader"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     options = parser.parse_args(arguments)
     device = choose_device()
@@ -97,6 +103,9 @@ def main(arguments: list[str] | None = None) -> None:
         model=options.size,
         batch_size=options.batch_size,
         compiled=options.compile,
+        decoder=options.decoder,
+        # Fewer than the machine has behind `taskset -c 0-3`.
+        cores=count_cpus(),
         precision=choose_precision(device, "bf16"),
         steps_per_round=options.steps,
         videos=len(ShardDataset.open(work / options.encodes[0]).samples),
@@ -105,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Two clips per decoded video share its decoding, for machines with few cores per GPU: 1.4 times
     # the clips/s of h264 shards (docs/results.md).
     for encode, repeats in product(options.encodes, (1, 2)):
-        sources.append(Source(work / encode, repeats))
+        sources.append(Source(work / encode, repeats, options.decoder))
     measure_source = partial(in_fresh_process, measure, options)
     print_table(measure_cases(report, sources, measure_source, make_rows, options.rounds))
 
@@ -151,7 +160,7 @@ def open_clips(
     if source.shards is None:
         yield repeat(noise_clip(config, batch_size, device))
         return
-    data = DataConfig(repeats=source.repeats)
+    data = DataConfig(repeats=source.repeats, decoder=source.decoder)
     with open_loader(source.shards, data, batch_size, device) as loader:
         yield (batch.clip for batch in loader.batches(0))
 

@@ -15,14 +15,15 @@ set -u
 mkdir -p "$1" && out=$(realpath "$1") && shift || exit 1
 cd "$(dirname "$0")/.." || exit 1
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-ALL="step end_to_end decode memory kernels resume tests"
+ALL="decode tests end_to_end few_cores step kernels memory resume"
 stage_seconds=${STAGE_SECONDS:-480}
 videos=${VIDEOS:-$out/scratch/videos}
 
 run() {
   local left=$((deadline - SECONDS))
   echo "$ python $*"
-  timeout --kill-after=10 $((left > 0 ? left : 1)) "${PYTHON:-python}" "$@"  # 0 would be no limit
+  # 0 would be no limit.
+  ${cores:+taskset -c "$cores"} timeout --kill-after=10 $((left > 0 ? left : 1)) "${PYTHON:-python}" "$@"
 }
 
 make_videos() {
@@ -55,8 +56,16 @@ stage() {
       --rounds 1 --steps 60 --compile --encodes h264 mjpeg ;;
     end_to_end-small) make_videos && run benchmarks/end_to_end.py "$videos" --work "$out/scratch" --output "$out" \
       --rounds 1 --steps 1 --size tiny --batch-size 2 --encodes h264 ;;
+    # Each decoder, where a GPU has four cores.
+    few_cores) make_videos &&
+      for decoder in pyav dali auto; do
+        cores=0-3 run benchmarks/end_to_end.py "$videos" --work "$out/scratch" --output "$out/4_cores_$decoder" \
+          --rounds 1 --steps 60 --compile --encodes mjpeg --decoder "$decoder" || return
+      done ;;
+    few_cores-small) make_videos && cores=0 run benchmarks/end_to_end.py "$videos" --work "$out/scratch" \
+      --output "$out/1_core" --rounds 1 --steps 1 --size tiny --batch-size 2 --encodes mjpeg ;;
     decode) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
-      --seconds 10 --encodes mjpeg h264 --decoders pyav dali auto ;;  # JPEG engines, then NVDEC
+      --seconds 5 --encodes mjpeg h264 --decoders pyav dali ;;  # by JPEG engines, then by NVDEC
     decode-small) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
       --seconds 0.5 --encodes h264 --batch-size 4 ;;
     trials | trials-small) run_trials ;;

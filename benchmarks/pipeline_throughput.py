@@ -13,7 +13,8 @@ ffmpeg).
 All cut the clips of one plan, and these are checked before anything is timed. webdataset cuts one
 clip of each video again and again, as it streams tars and looks nothing up. The bound is
 `decoding`: PyAV from packets to frames of the same clips, in as many threads, without anything
-else. Clips per CPU-second is the metric that other programs on the machine do not disturb.
+else. `planes` adds the copy that a worker makes beside a GPU, which then scales. Clips per
+CPU-second is the metric that other programs on the machine do not disturb.
 """
 
 import subprocess
@@ -63,7 +64,9 @@ from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.decoding.containers import main_stream, open_video
 from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.decoding.video import Video
+from adamae.pipeline.decoding.video_source import VideoSource
 from adamae.pipeline.loader import ClipLoader
+from adamae.pipeline.planning.crops import FrameSize
 from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.shard_tools.plan import make_key
@@ -73,6 +76,9 @@ PEER_BATCH = 8
 # batches are ready when the clock starts as when it stops: those that are counted were made
 # meanwhile.
 WARM_UP_BATCHES = 4
+# NVDEC opens a session when a pipeline first meets a size of frames, and nobody tells when the last
+# one is open: about 43 for 36 videos (by a simulation), of 50 ms or more each (docs/shards.md).
+SESSION_SECONDS = 10.0
 # The check decodes whole videos, which takes a second of many cores for so many clips.
 CHECKED_CLIPS = 16
 # Gray levels on average over a clip, from PIL's scaling.
@@ -82,18 +88,19 @@ MAX_DIFFERENCE = 4
 NEIGHBOR_MARGIN = 0.05
 NOTE = (
     f"Clips of {NUM_FRAMES} frames, {SIDE}², every {DEFAULT_STRIDE}th source frame, after"
-    f" {WARM_UP_BATCHES} batches, in as many threads or worker processes as there are cores."
-    " relative_to_reference: clips per CPU-second, relative to the fastest of"
-    f" {', '.join(PEERS)} on the original files, or the first row without them. decoding: packets"
-    " to frames alone. dali_share: of the clips, PyAV decodes the others. videos_left_out: what a"
-    " loader reads wrong, and is not measured with."
+    f" {WARM_UP_BATCHES} batches (with NVDEC, {SESSION_SECONDS:g} s), in as many threads or worker"
+    " processes as there are cores. relative_to_reference: clips per CPU-second, relative to the"
+    f" fastest of {', '.join(PEERS)} on the original files, or the first row without them."
+    " decoding: packets to frames alone; planes: with one copy, for a GPU to scale. dali_share: of"
+    " the clips, PyAV decodes the others. videos_left_out: what a loader reads wrong, and is not"
+    " measured with."
 )
 
 
 class Case(NamedTuple):
     """One row of the table: a loader, and the files that it reads."""
 
-    # adamae, decoding or one of PEERS
+    # adamae, decoding, planes or one of PEERS
     loader: str
     decoder: str
     # Of the shards; original: the files as they were.
@@ -148,6 +155,9 @@ def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list
         # The bound, by which a reader sees what the rest of a loader costs: a quarter of the CPU
         # time with h264 (docs/results.md).
         cases.append(Case("decoding", "pyav", encode))
+        # Of copied videos, some have no planes that a GPU takes.
+        if encode != "copy":
+            cases.append(Case("planes", "pyav", encode))
         for decoder, repeats in product(decoders, (1, 2)):
             cases.append(Case("adamae", decoder, encode, repeats, batch_size))
     return cases
@@ -239,8 +249,7 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
     torch.set_num_threads(1)
     folder = work / ("copy" if case.encode == "original" else case.encode)
     with open_batches(case, folder, torch.device(device)) as (batch_sizes, columns):
-        for _ in range(WARM_UP_BATCHES):
-            next(batch_sizes)
+        warm_up(batch_sizes, opens_sessions(case, device))
         # By time instead of by number of clips, since loaders differ by a factor of twenty.
         num_clips = 0
         cpu_start = cpu_seconds()
@@ -256,6 +265,21 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
         "cores_busy": cpu / elapsed,
     }
     return {**speeds, **columns}
+
+
+def opens_sessions(case: Case, device: str) -> bool:
+    """Return whether NVDEC takes part; JPEGs need no sessions."""
+    return device == "cuda" and case.decoder in ("dali", "auto") and case.encode != "mjpeg"
+
+
+def warm_up(batch_sizes: Iterator[int], with_sessions: bool) -> None:
+    """Take batches that are not timed."""
+    start = time.perf_counter()
+    for number in count(1):
+        next(batch_sizes)
+        is_long_enough = not with_sessions or time.perf_counter() - start > SESSION_SECONDS
+        if number >= WARM_UP_BATCHES and is_long_enough:
+            return
 
 
 @contextmanager
@@ -281,8 +305,8 @@ def open_batches(
             if case.decoder != "pyav":
                 counters = loader.counters
                 columns["dali_share"] = counters["dali_clips"] / counters["clips"]
-    elif case.loader == "decoding":
-        decode = partial(decode_only, dataset)
+    elif case.loader in PARTS:
+        decode = partial(PARTS[case.loader], dataset)
         yield map(len, load_batches(decode, map(plan.row, count()), case.batch_size)), columns
     else:
         # An epoch has a row for every video, so every video is checked before it is timed.
@@ -345,6 +369,23 @@ def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
     video = dataset.read_clip(row.sample, row.frames)
     frames = Video(video.data, video.num_frames).frames(video.numbers)
     return torch.tensor(sum(1 for _ in frames))
+
+
+def copy_planes(dataset: ShardDataset, row: PlanRow) -> Tensor:
+    """Decode the frames of a clip, and copy what it shows of their planes."""
+    video = dataset.read_clip(row.sample, row.frames)
+
+    def allocate(num_bytes: int) -> tuple[int, np.ndarray]:
+        return 0, np.empty(num_bytes, np.uint8)
+
+    sample = dataset.samples[row.sample]
+    planes = VideoSource().copy_planes(video, sample, [row], FrameSize(SIDE, SIDE), allocate)
+    require("videos decode to planes", planes is not None, sample.key)
+    return torch.tensor(len(row.frames))
+
+
+# What is measured of a loader's work, by its name among the loaders.
+PARTS = {"decoding": decode_only, "planes": copy_planes}
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_every_stage_names_programs_and_options_that_are_there(small: str, tmp_p
     write_python(python, f"exec {sys.executable} -S -c '{program}' \"$@\" >> {calls}")
     result = run_stages(tmp_path / "out", SMALL=small, PYTHON=str(python), VIDEOS=str(tmp_path))
     assert result.returncode == 0, result.stdout
-    assert len(result.stdout.splitlines()) == 7
+    assert len(result.stdout.splitlines()) == 8
     for call in calls.read_text().splitlines():
         program, *arguments = json.loads(call)
         if program == "-m":

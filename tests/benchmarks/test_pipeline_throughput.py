@@ -43,7 +43,9 @@ def test_rows_are_relative_to_the_fastest_peer_on_the_original_files(shards: Pat
     measured = measure(shards, 0.3, "cpu", Case("adamae", "pyav", "h264", repeats=2))
     assert measured["clips_per_second"] > 0
     assert 0 < measured["cores_busy"] < count_cpus() + 1
-    assert measure(shards, 0.1, "cpu", Case("decoding", "pyav", "h264"))["videos_left_out"] == []
+    for part in ("decoding", "planes"):
+        measured_part = measure(shards, 0.1, "cpu", Case(part, "pyav", "h264"))
+        assert measured_part["videos_left_out"] == []
 
     speed = measured["clips_per_cpu_second"]
     own = Case("adamae", "pyav", "h264")
@@ -151,6 +153,7 @@ def test_every_loader_meets_every_encode(monkeypatch: pytest.MonkeyPatch) -> Non
         assert list_encodes(peer) == {"original", "h264", "mjpeg"}
     for loader in ("adamae", "decoding"):
         assert list_encodes(loader) == {"h264", "mjpeg", "copy"}
+    assert list_encodes("planes") == {"h264", "mjpeg"}
     own = {case for case in cases if case.loader == "adamae" and case.encode == "h264"}
     assert own == {
         Case("adamae", "pyav", "h264", repeats=1, batch_size=64),

@@ -163,7 +163,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # The commands of a measurement on a GPU, at their smallest, take half a minute to four minutes.
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["step", "end_to_end", "decode", "memory", "kernels", "resume"])
+@pytest.mark.parametrize(
+    "stage", ["step", "end_to_end", "few_cores", "decode", "memory", "kernels", "resume"]
+)
 def test_a_stage_ends(stage: str, library: Path, folder: Path) -> None:
     """The stage `tests` is left out, as it compares values."""
     command = ["bash", "benchmarks/on_gpu.sh", folder / "out", stage]
