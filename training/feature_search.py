@@ -57,12 +57,7 @@ def find_moments(folder: Path, query: Query, num_moments: int) -> list[Moment]:
     time. Raise InputError if there are no features, some are damaged or of another width.
     """
     files = list_feature_files(folder)
-    center = average_features(files)
-    if center.shape != query.features.shape:
-        raise InputError(
-            f"the query has {len(query.features)} features, and {folder} has {len(center)} of each"
-            " window: take a query of the same model"
-        )
+    center = average_features(files, len(query.features))
     search_file = partial(_search_file, query=query, center=center, num_moments=num_moments)
     best: list[Moment] = []
     # Below this score, nothing can be among the best.
@@ -86,7 +81,7 @@ def _search_file(
 ) -> list[Moment]:
     """Return the best moments of each video in a file of features, from the score `floor` on."""
     moments: list[Moment] = []
-    for video in read_feature_files(file):
+    for video in read_features(file, len(query.features)):
         scores = score_windows(video.features.numpy(), query.features, center)
         own = query.own
         if own is not None and own.key == video.metadata["key"]:
@@ -96,16 +91,27 @@ def _search_file(
     return moments
 
 
-def average_features(files: list[Path]) -> Float[np.ndarray, " D"]:
-    """Average the features of a part of the files.
+def read_features(file: Path, width: int) -> Iterator[StoredFeatures]:
+    """Yield the features in a file; raise InputError if windows do not have `width` of them."""
+    for video in read_feature_files(file):
+        if video.features.shape[1] != width:
+            raise InputError(
+                f"the query has {width} features, and {file} has {video.features.shape[1]} of each"
+                " window: search features of the query's model"
+            )
+        yield video
+
+
+def average_features(files: list[Path], width: int) -> Float[np.ndarray, " D"]:
+    """Average the features, `width` a window, of a part of the files.
 
     Features of a masked autoencoder have a large mean, beside which all are alike.
     """
-    total = torch.zeros(())
+    total = torch.zeros(width, dtype=torch.float64)
     num_windows = 0
     for file in files[:: max(1, len(files) // NUM_CENTER_FILES)]:
-        for video in read_feature_files(file):
-            total = total + video.features.sum(dim=0).double()
+        for video in read_features(file, width):
+            total += video.features.sum(dim=0).double()
             num_windows += len(video.features)
     return (total / num_windows).float().numpy()
 
