@@ -29,7 +29,7 @@ from adamae.common.arithmetic import ceil_div
 from adamae.common.commands import command_line, log_next
 from adamae.common.cpus import count_cpus
 from adamae.common.errors import InputError, parse_early, run_command
-from adamae.common.logging import format_bytes, format_duration, log
+from adamae.common.logging import format_bytes, format_count, format_duration, log
 from adamae.training.config import TrainConfig, parse
 
 PACKAGES = {"PyTorch": "torch", "Triton": "triton", "PyAV": "av", "DALI": "nvidia.dali"}
@@ -272,11 +272,10 @@ def describe_dataset(run: PlannedRun, say: Say) -> None:
     codecs = []
     for name, codec in sorted(info.codecs.items()):
         codecs.append(f"{name} up to {codec.max_width}×{codec.max_height}")
-    size = (
-        f"{info.num_samples:,} videos, {info.num_frames:,} frames, {format_bytes(info.num_bytes)}"
-    )
-    num_classes = len(info.classes) or "no"
-    say(f"{size} in {len(info.shards):,} shards; {', '.join(codecs)}; {num_classes} classes")
+    size = f"{format_count(info.num_samples, 'video')}, {format_count(info.num_frames, 'frame')}"
+    shards = f"{format_bytes(info.num_bytes)} in {format_count(len(info.shards), 'shard')}"
+    classes = format_count(len(info.classes), "class")
+    say(f"{size}, {shards}; {', '.join(codecs)}; {classes}")
     for warning in startup_warnings(run.config, run.dataset, run.dist.device):
         say(warning)
 
@@ -311,7 +310,8 @@ def measure_loading(run: PlannedRun, say: Say) -> None:
         # Decode workers count these seconds; where a GPU decodes, there may be none.
         reading = counters["read_seconds"] / max(1e-9, busy_seconds)
         shape = "×".join(map(str, (model.num_frames, *model.frame_size)))
-        line = f"{speed:.3g} clips/s of {shape} with {way}, {data.workers} decode workers"
+        workers = format_count(data.workers, "decode worker")
+        line = f"{speed:.3g} clips/s of {shape} with {way}, {workers}"
         line += f", {reading:.0%} reading"
         if counters["bad_clips"]:
             line += f", {counters['bad_clips']:.0f} clips cannot be decoded"

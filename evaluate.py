@@ -107,7 +107,7 @@ from adamae.common.atomic_io import atomic_write, make_output_folder, write_json
 from adamae.common.commands import command_line, log_next
 from adamae.common.csv_files import write_csv
 from adamae.common.devices import explain_out_of_memory
-from adamae.common.logging import format_duration, log
+from adamae.common.logging import format_count, format_duration, log
 from adamae.figures.confusion import plot_confusion
 from adamae.model.classifier import ProbeHead, VideoClassifier, load_classifier
 from adamae.model.encoders.open_encoder import open_encoder
@@ -346,7 +346,7 @@ def describe_groups(per_group: dict[str, dict[str, Any]]) -> str:
     """Return the range of accuracies over groups: `3 groups: top-1 0.250 (a) to 1.000 (b)`."""
     order = sorted(per_group, key=lambda name: per_group[name]["top1"])
     ends = [f"{per_group[name]['top1']:.3f} ({name})" for name in (order[0], order[-1])]
-    return f"{len(per_group)} groups: top-1 {ends[0]} to {ends[1]}"
+    return f"{format_count(len(per_group), 'group')}: top-1 {ends[0]} to {ends[1]}"
 
 
 def count_confusions(

@@ -112,7 +112,7 @@ if __name__ == "__main__":
 from adamae.common.commands import command_line, log_next
 from adamae.common.devices import choose_device, explain_out_of_memory
 from adamae.common.locations import is_remote
-from adamae.common.logging import log
+from adamae.common.logging import format_count, log
 from adamae.model.encoders.open_encoder import open_encoder
 from adamae.training.extraction import ExtractionOptions, extract_features
 from adamae.training.remote_run import local_run
@@ -139,11 +139,12 @@ def main(options: argparse.Namespace) -> int:
         columns=options.columns,
     )
     summary = extract_features(options.input, options.output, encoder, options.model, extraction)
-    line = f"wrote features of {summary.num_written} videos to {options.output}"
+    line = f"wrote features of {format_count(summary.num_written, 'video')} to {options.output}"
     if summary.num_earlier:
         line += f", where those of {summary.num_earlier} were already"
     if summary.num_incomplete:
-        line += f"; {summary.num_incomplete} videos could not be read to the end (exit code 1)"
+        videos = format_count(summary.num_incomplete, "video")
+        line += f"; {videos} could not be read to the end (exit code 1)"
     log(line)
     file = None
     if not is_remote(options.output):

@@ -49,7 +49,7 @@ from jaxtyping import UInt8
 
 from adamae.common.atomic_io import make_output_folder
 from adamae.common.commands import command_line, log_next
-from adamae.common.logging import log
+from adamae.common.logging import format_count, log
 from adamae.figures.clips import describe_sample
 from adamae.figures.sheet import (
     Layout,
@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> None:
     sheet = render_sheet(rows, frames, Layout.fit(rows, num_columns))
     save_image(sheet, options.output / "preview.png")
     save_animation(render_animation(rows), options.output / "preview.gif")
-    content = f"{len(batch.clip)} clips of batch {options.first}"
+    content = f"{format_count(len(batch.clip), 'clip')} of batch {options.first}"
     log(f"wrote {options.output}/preview.png and preview.gif: {content}")
     file = ["--config", options.config_file] if options.config_file else []
     log_next(command_line("doctor", options.shards, *file, *options.overrides))

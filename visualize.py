@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 from adamae.common.atomic_io import make_output_folder
 from adamae.common.commands import command_line, log_next
-from adamae.common.logging import log
+from adamae.common.logging import format_count, log
 from adamae.common.progress import progress_bar
 from adamae.figures.clips import read_clips
 from adamae.figures.reconstruction import (
@@ -107,7 +107,7 @@ def visualize(options: argparse.Namespace) -> None:
             rows = comparison_rows(zip(names, all_maps, strict=True), clip.title)
             figure = render_figure(rows, config, clip.times, COMPARISON_WIDTH)
             save_image(figure, output / f"{clip.name}.runs.png")
-    log(f"wrote a PNG and a GIF of each of {len(clips)} videos to {output}")
+    log(f"wrote a PNG and a GIF for {format_count(len(clips), 'video')} to {output}")
     features = choose_folder(run, options.run) / "features"
     advice = command_line("features", options.videos[0], features, "--model", options.run)
     log_next(advice)

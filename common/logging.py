@@ -42,6 +42,13 @@ def log_note(sentence: str, once_per_node: bool = False) -> None:
         log(f"note: {sentence}", sys.stderr)
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format like 1 video, 1,024 videos or 0 classes."""
+    if number != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}"
+
+
 def format_number(number: float) -> str:
     """Format with three significant digits and thousands separators."""
     value = float(f"{number:.3g}")

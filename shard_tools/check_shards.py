@@ -52,7 +52,7 @@ from pathlib import Path
 import av
 
 from adamae.common.atomic_io import hash_file
-from adamae.common.logging import log
+from adamae.common.logging import format_count, log
 from adamae.common.progress import progress_bar
 from adamae.pipeline.shards.format import DATASET_FILE, DatasetInfo, Sample, ShardInfo
 from adamae.pipeline.shards.read_format import read_dataset_info, read_samples
@@ -182,7 +182,8 @@ def check_dataset(parsed: argparse.Namespace) -> int:
     for problem in problems:
         log(problem)
     log(
-        f"{len(info.shards)} shards checked, {len(videos)} videos decoded, {len(problems)} problems"
+        f"{format_count(len(info.shards), 'shard')} checked, {format_count(len(videos), 'video')}"
+        f" decoded, {format_count(len(problems), 'problem')}"
     )
     return 1 if problems else 0
 

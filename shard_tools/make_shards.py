@@ -163,7 +163,7 @@ from itertools import combinations, islice
 from pathlib import Path
 
 from adamae.common.commands import PUBLISHED, command_line, log_next
-from adamae.common.logging import log, printable
+from adamae.common.logging import format_count, log, printable
 from adamae.common.progress import progress_bar
 from adamae.pipeline.shards.format import REJECTED_FILE, SKIPPED_FILE
 from adamae.shard_tools.build import Build, list_sources, read_rejects
@@ -374,9 +374,9 @@ def conclude(build: Build, max_rejects: float, skipped: Skipped) -> int:
     _log_repeated_files("names", info.report.get("duplicates", []))
     _log_repeated_files("labels", info.report.get("conflicts", []))
     log(
-        f"{info.num_samples} samples, {info.num_frames} frames, {info.num_bytes / 1e6:.1f} MB in"
-        f" {len(info.shards)} shards, {len(rejects)} rejected, {skipped.total} skipped:"
-        f" {build.folder}"
+        f"{format_count(info.num_samples, 'sample')}, {format_count(info.num_frames, 'frame')},"
+        f" {info.num_bytes / 1e6:.1f} MB in {format_count(len(info.shards), 'shard')},"
+        f" {len(rejects)} rejected, {skipped.total} skipped: {build.folder}"
     )
     total = len(rejects) + info.num_samples
     if len(rejects) > max_rejects * total:

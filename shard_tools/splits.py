@@ -151,9 +151,9 @@ def warn_of_shared(
         examples.append(f"{printable(source)} and {printable(reference_source)}: {reason}")
     advice = "" if how else "; divide by recording, --hold-out with --group-by"
     log(
-        f"WARNING: {len(shared)} videos of {name} look like videos of {reference_name}"
-        f" ({', '.join(examples)}; all: {file}): where they show the same recording, evaluations"
-        f" will be optimistically biased{advice}",
+        f"WARNING: {len(shared)} of {len(dataset.samples)} videos of {name} look like videos of"
+        f" {reference_name} ({', '.join(examples)}; all: {file}): where they show the same"
+        f" recording, evaluations will be optimistically biased{advice}",
         sys.stderr,
     )
 

@@ -266,7 +266,7 @@ def test_what_was_read_of_a_broken_video_is_kept(
     (tmp_path / "in/short.mp4").write_bytes(encode(3))
     assert extract(tmp_path / "in", tmp_path / "out", weights) == 1
     captured = capsys.readouterr()
-    assert "wrote features of 1 videos" in captured.out
+    assert "wrote features of 1 video " in captured.out
     assert "empty.mp4 is incomplete: the file is empty" in captured.err
     kept = tmp_path / "out/damaged.mp4.safetensors"
     assert 0 < len(load_file(kept)["features"]) < 5

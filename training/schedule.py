@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 
+from adamae.common.logging import format_count
 from adamae.training.config import TrainConfig
 
 # Learning rates of the configuration are for this many clips per step (Goyal et al. 2017, as the
@@ -43,12 +44,12 @@ class Schedule:
     def describe(self) -> list[str]:
         """Return the lines that a run logs at its start."""
         epochs = self.total_steps * self.global_batch / self.clips_per_epoch
-        dataset = f"{self.clips_per_epoch // self.clips_per_video:,} videos"
+        dataset = format_count(self.clips_per_epoch // self.clips_per_video, "video")
         if self.clips_per_video > 1:
             dataset += f", {self.clips_per_video} clips each"
         return [
-            f"dataset: {dataset}; global batch {self.global_batch} clips;"
-            f" {self.total_steps:,} steps ({epochs:.3g} epochs)",
+            f"dataset: {dataset}; global batch {format_count(self.global_batch, 'clip')};"
+            f" {format_count(self.total_steps, 'step')} ({epochs:.3g} epochs)",
             f"learning rate {self.peak_lr:.3g} (base_lr × {self.global_batch}/{REFERENCE_BATCH}),"
             f" warm-up {self.warmup_steps:,} steps from {self.warmup_lr:.3g},"
             f" cosine to {self.min_lr:.3g}",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from adamae.common.logging import format_count
 from adamae.model.weights.external_layouts import list_own_features
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.plan import frame_step, largest_stride
@@ -61,8 +62,8 @@ def warn_of_held_out(
         if len(unseen) > 0:
             names = ", ".join(repr(held_out.info.classes[label]) for label in unseen[:3])
             warnings.append(
-                f"WARNING: {len(unseen)} classes of evaluation.shards ({names}) have no video to"
-                " learn from: none of their videos is recognized; add videos of them"
+                f"WARNING: evaluation.shards has {format_count(len(unseen), 'class')} ({names})"
+                " without a video to learn from, whose videos are never recognized: add some"
             )
     return warnings
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adamae.common.commands import command_line
-from adamae.common.logging import format_duration
+from adamae.common.logging import format_count, format_duration
 from adamae.model.config import ModelConfig
 from adamae.training.config import TrainConfig
 
@@ -44,7 +44,7 @@ def describe_scores(metrics: Metrics) -> str:
         parts.append(f"{', '.join(accuracies)} (± standard error; {how}{', '.join(baselines)})")
     if "mAP" in metrics:
         parts.append(f"mAP {metrics['mAP']:.3f} (chance {metrics['chance_mAP']:.3f})")
-    parts.append(f"{metrics['num_videos']:,.0f} videos")
+    parts.append(format_count(int(metrics["num_videos"]), "video"))
     return ", ".join(parts)
 
 
@@ -122,7 +122,8 @@ def describe_end(
     if first_step >= total_steps:
         longer = (f"run={run}-longer", f"init_from={run}", "init_keep=optimizer")
         command = command_line("train", *longer, f"steps={2 * total_steps}")
-        ended = f"{run} was finished before, after {total_steps:,} steps; train longer: {command}"
+        steps = format_count(total_steps, "step")
+        ended = f"{run} was finished before, after {steps}; train longer: {command}"
     title, metrics = find_result(rows)
     if metrics:
         result = f"{title}: {describe_scores(metrics)}"

@@ -13,6 +13,7 @@ import msgspec
 
 from adamae.common.errors import InputError
 from adamae.common.locations import is_remote
+from adamae.common.logging import format_count
 from adamae.shard_tools.inputs import class_folders, folders
 from adamae.shard_tools.inputs.classes import LabelMap, assign_class_ids, read_label_map
 from adamae.shard_tools.inputs.foreign import refuse_foreign
@@ -225,8 +226,8 @@ def _add_frame_folders(folder: Path, store: ItemStore) -> None:
     store.add(Item(name, str((folder / name).absolute())) for name in names)
     # Cameras number photos, too, and nothing tells these from frames.
     store.notes.append(
-        f"{len(store)} folders of numbered pictures are read as videos, a picture a frame:"
-        " no photos should be among them"
+        f"{format_count(len(store), 'folder')} of numbered pictures read as videos, a picture a"
+        " frame: no photos should be among them"
     )
 
 

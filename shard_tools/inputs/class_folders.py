@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from adamae.common.commands import repeat_command
 from adamae.common.errors import InputError, QuestionError
-from adamae.common.logging import log_note, printable
+from adamae.common.logging import format_count, log_note, printable
 from adamae.shard_tools.inputs.item import ListOptions
 
 # Folders that a sentence names.
@@ -63,7 +63,8 @@ class Level(NamedTuple):
         if len(self.num_videos) > NUM_NAMED:
             names.append("…")
         doubt = f" [{self.doubt}]" if self.doubt else ""
-        return f"{len(self.num_videos)} classes with their videos: {', '.join(names)}{doubt}"
+        count = format_count(len(self.num_videos), "class")
+        return f"{count} with their videos: {', '.join(names)}{doubt}"
 
 
 def label_folders(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from adamae.common.errors import InputError
-from adamae.common.logging import printable
+from adamae.common.logging import format_count, printable
 from adamae.pipeline.shards.arrays import CONTAINER
 from adamae.shard_tools.inputs.class_folders import label_folders
 from adamae.shard_tools.inputs.classes import LabelMap, is_id
@@ -350,14 +350,15 @@ class ItemStore:
         examples = labels
         if len(labels) > NUM_NAMED:
             examples = [f"{labels[0]}…{labels[-1]}"]
-        kind = "segments" if segments else "videos"
-        parts = [f"{total - num_bad} {kind} of {files} files"]
+        kind = "segment" if segments else "video"
+        parts = [f"{format_count(total - num_bad, kind)} of {format_count(files, 'file')}"]
         if labels:
-            parts.append(f"{len(labels)} classes ({', '.join(map(printable, examples))})")
+            names = ", ".join(map(printable, examples))
+            parts.append(f"{format_count(len(labels), 'class')} ({names})")
         else:
             parts.append("no labels")
         if self.num_repeated:
-            parts.append(f"{self.num_repeated} rows repeat another and are left out")
+            parts.append(f"{format_count(self.num_repeated, 'repeated row')} left out")
         parts.append(f"{num_bad} that cannot be used")
         return ", ".join(parts)
 
@@ -431,8 +432,8 @@ class ItemStore:
         # A size of 0 is not known.
         sizes_differ = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
         for column, differs, what in (
-            ("labels", "stored.labels IS NOT items.labels", "that have another label now"),
-            ("size", sizes_differ, "that have changed since they were stored"),
+            ("labels", "stored.labels IS NOT items.labels", "with another label now"),
+            ("size", sizes_differ, "of another size than when they were stored"),
         ):
             # Of several stored rows, a lone max() makes SQLite take the values of the last.
             rows = self._table.run(f"""
@@ -446,7 +447,7 @@ class ItemStore:
                 source, segment, before, now, _ = changes[0]
                 values = f"{_format_value(before)} there and {_format_value(now)} in the input"
                 first = f"{join_name(source, segment)}, {values}"
-                return f"{len(changes)} videos {what} (the first: {first})"
+                return f"{format_count(len(changes), 'video')} {what} (the first: {first})"
         return None
 
 

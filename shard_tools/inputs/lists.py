@@ -16,7 +16,7 @@ from pathlib import Path
 from adamae.common.commands import command_line, repeat_command
 from adamae.common.errors import InputError, QuestionError
 from adamae.common.locations import is_remote
-from adamae.common.logging import printable
+from adamae.common.logging import format_count, printable
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs import cells, formats
 from adamae.shard_tools.inputs.cells import Row, to_text
@@ -394,9 +394,11 @@ class ListReader:
             splits = ", ".join(self._list_splits())
             parts.append(f"splits: {splits}; taken: {self.subset or 'all'}")
         if self.format.left_out:
-            parts.append(f"{self.num_left_out} rows of {self.format.left_out[2]} left out")
+            rows = format_count(self.num_left_out, "row")
+            parts.append(f"{rows} of {self.format.left_out[2]} left out")
         parts.append(f"format: {self.format.name}; below {self.finder.root}")
-        return f"{self.num_rows} rows in {self.where} ({self.table.form}): {', '.join(parts)}"
+        rows = format_count(self.num_rows, "row")
+        return f"{rows} in {self.where} ({self.table.form}): {', '.join(parts)}"
 
 
 def _list_endings(segment: Segment | None) -> tuple[str, ...]:
@@ -422,4 +424,4 @@ def _explain_kind(path: str) -> str | None:
 
 
 def _count_rows(counts: Counter[str]) -> str:
-    return f"{counts.total()} rows ({printable(next(iter(counts)))})"
+    return f"{format_count(counts.total(), 'row')} ({printable(next(iter(counts)))})"

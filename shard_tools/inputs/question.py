@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from adamae.common.logging import printable
+from adamae.common.logging import format_count, printable
 from adamae.pipeline.videos.segment import Segment
 from adamae.shard_tools.inputs.cells import parse_time, to_text
 from adamae.shard_tools.inputs.item import Item
@@ -33,7 +33,8 @@ class Preview:
     def describe_differing(self) -> str:
         """Return a sentence about whole videos that have several rows."""
         count = max(self.num_conflicts, self.num_differing)
-        what = f"several rows name the same whole video and differ ({count} videos)"
+        videos = format_count(count, "video")
+        what = f"several rows name the same whole video and differ ({videos})"
         return f"{what}: give a start and an end of each"
 
     def describe(self) -> list[str]:
@@ -55,7 +56,8 @@ class Preview:
                 lengths.append(segment.end - segment.start)
         num_files = len({item.source for item in self.items})
         lines = [
-            f"  the first {len(self.items)} rows would be {len(names)} samples of {num_files} files"
+            f"  the first {len(self.items)} rows would be {format_count(len(names), 'sample')} of"
+            f" {format_count(num_files, 'file')}"
         ]
         if lengths:
             unit = "frames" if "frames=" in self.items[0].segment else "seconds"

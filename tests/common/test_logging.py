@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from adamae.common.errors import InputError, run_command
-from adamae.common.logging import MAX_NAME_LENGTH, format_bytes, format_number, log, printable
+from adamae.common.logging import (
+    MAX_NAME_LENGTH,
+    format_bytes,
+    format_count,
+    format_number,
+    log,
+    printable,
+)
 from adamae.shard_tools import make_shards
 
 HOSTILE = {
@@ -72,4 +79,14 @@ def test_numbers_and_bytes_are_readable() -> None:
         "12.3",
         "1,000",
         "1,230,000",
+    ]
+
+
+def test_one_is_singular() -> None:
+    counts = [(0, "class"), (1, "class"), (1, "video"), (2048, "training video")]
+    assert [format_count(*count) for count in counts] == [
+        "0 classes",
+        "1 class",
+        "1 video",
+        "2,048 training videos",
     ]

@@ -642,7 +642,7 @@ def test_heads_of_public_lists(
 # Contents of lists, and the sentences that refuse them.
 REFUSED: list[tuple[Any, str]] = [
     ("foo,bar\nx,y\nz,w\n", r"names no video .*first row: foo, bar\): give --root or --suffix"),
-    ("a.mp4,0\nb.mp4,run\n", "is a number in 1 rows .* and a name in 1"),
+    ("a.mp4,0\nb.mp4,run\n", "is a number in 1 row .* and a name in 1"),
     ("AAAAAAAAAAA,0902,0.077,0.151,0.283,0.811,80,1\n", "boxes of persons"),
     (
         "AAAAAAAAAAA,0904,0.217,0.008,0.982,0.966,12\nAAAAAAAAAAA,0905,0.2,0.1,0.9,0.9,9\n",
@@ -668,7 +668,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     ("10 30 G1\n31 60 G5\n", "names no video"),
     ("path,label\na.mp4,Run\nb.mp4,run\n", "the labels Run and run differ in case"),
-    ("path,label\na.mp4,01\nb.mp4,02\n42,2\n", "is a number in 1 rows .* and a name in 2"),
+    ("path,label\na.mp4,01\nb.mp4,02\n42,2\n", "is a number in 1 row .* and a name in 2"),
     ("path,label\n", "has no rows but its header"),
     ("", "is empty"),
     (b"PK\x03\x04rest", "is compressed .zip."),
@@ -812,7 +812,7 @@ SHOWN: list[tuple[str, Any, str, str]] = [
         "windows",
         'path,relevant_windows,label\na.mp4,"[[0, 2], [3, 5]]",run\n',
         "path=path,segment=relevant_windows,label=label",
-        "2 samples of 1 files",
+        "2 samples of 1 file",
     ),
     (
         "words",
@@ -1106,7 +1106,7 @@ def test_a_question_reads_the_first_rows_alone(folder: Path) -> None:
     path = write_list(folder / "list.csv", f"path,x\n{rows}a.mp4,1,2,3\n")
     with pytest.raises(QuestionError) as question:
         read_inputs(str(path), ListOptions())
-    assert any("the first 1000 rows would be 1 samples" in line for line in question.value.details)
+    assert any("the first 1000 rows would be 1 sample " in line for line in question.value.details)
     # What has no --columns, such as visualize.py, reads the shards of a list.
     assert question.value.details[-1].endswith(f"{path} OUTPUT --columns path=path,rest=ignored")
 
@@ -1129,7 +1129,7 @@ def test_a_dry_run_says_how_a_list_is_read_and_writes_nothing(
     assert "3 rows in" in output
     how = "path = column 1, label = column 2, format: paths and labels; below"
     assert f"(UTF-8, spaces, no header): {how}" in output
-    found = "2 videos of 2 files, 2 classes (0, 1), 1 rows repeat another and are left out"
+    found = "2 videos of 2 files, 2 classes (0, 1), 1 repeated row left out"
     assert f"{found}, 0 that cannot" in output
     assert not (tmp_path / "out").exists()
 

@@ -163,18 +163,18 @@ def test_what_does_not_fit_a_dataset_is_refused_before_anything_is_touched(
     before = hashes(out)
     listed.write_text("a.mp4,left\n")
     change = (
-        r"1 videos that have another label now \(the first: a\.mp4, 'right' there and 'left' in the"
+        r"1 video with another label now \(the first: a\.mp4, 'right' there and 'left' in the"
         " input"
     )
     with pytest.raises(InputError, match=change):
         make(listed, out, *COPY)
-    with pytest.raises(InputError, match="have another label now"):
+    with pytest.raises(InputError, match="with another label now"):
         make(listed, out, *COPY, "--unlabeled")
     listed.write_text("a.mp4,right\n")
     first, second = sorted(videos.rglob("*.mp4"))[:2]
     shutil.copy(second, listed.parent / "a.mp4")
     sizes = f"{first.stat().st_size} bytes there and {second.stat().st_size} bytes in the input"
-    with pytest.raises(InputError, match=f"1 videos that have changed since .*a.mp4, {sizes}"):
+    with pytest.raises(InputError, match=f"1 video changed after being stored .*a.mp4, {sizes}"):
         make(listed, out, *COPY)
     with pytest.raises(InputError, match="seed is 0 there and 1 now"):
         make(listed, out, *COPY, "--seed", "1")

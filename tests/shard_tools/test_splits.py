@@ -88,7 +88,7 @@ def test_copies_and_look_alikes_on_both_sides_are_named(
         ("a2.mp4", "a1.mp4", "of 192 bits differ"),
     }
     warning = capsys.readouterr().err
-    assert "2 videos of validation look like videos of train (" in warning
+    assert "2 of 3 videos of validation look like videos of train (" in warning
     assert "divide by recording, --hold-out with --group-by" in warning
 
 

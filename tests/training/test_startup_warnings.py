@@ -175,7 +175,7 @@ def test_a_machine_or_a_dataset_too_small_for_the_model_is_said(
 def test_classes_without_a_video_to_learn_from_are_named(shards: Path, tmp_path: Path) -> None:
     few = write_shards(tmp_path / "few", [("x", encode(20, first=7))], classes=2)
     (warning,) = warn(few, *SHORT, "task=finetune", f"evaluation.shards={shards}")
-    assert "1 classes of evaluation.shards ('class 1') have no video to learn from" in warning
+    assert "has 1 class ('class 1') without a video to learn from" in warning
     assert warn(few, *SHORT, f"evaluation.shards={shards}") == []
 
 

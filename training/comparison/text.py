@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adamae.common.commands import PUBLISHED, command_line
-from adamae.common.logging import printable
+from adamae.common.logging import format_count, printable
 from adamae.training.comparison.candidates import UNTRAINED
 from adamae.training.comparison.entries import Comparison, Entry
 from adamae.training.uncertainty import Estimate
@@ -34,9 +34,10 @@ def describe_table(comparison: Comparison) -> list[str]:
     """Return the lines of the table, of up to 100 characters."""
     splits = comparison.splits
     lines = [
-        f"{len(splits.validation.samples):,} validation videos in {comparison.num_groups:,} groups,"
-        f" {len(splits.training.samples):,} training videos, {len(splits.classes)} classes;"
-        f" k = {comparison.num_neighbors}, all windows"
+        f"{format_count(len(splits.validation.samples), 'validation video')} in"
+        f" {format_count(comparison.num_groups, 'group')},"
+        f" {format_count(len(splits.training.samples), 'training video')},"
+        f" {len(splits.classes)} classes; k = {comparison.num_neighbors}, all windows"
     ]
     if splits.training.num_left_out or splits.validation.num_left_out:
         lines.append(
