@@ -433,7 +433,7 @@ class ItemStore:
         sizes_differ = "items.size != 0 AND stored.size != 0 AND stored.size != items.size"
         for column, differs, what in (
             ("labels", "stored.labels IS NOT items.labels", "with another label now"),
-            ("size", sizes_differ, "of another size than when they were stored"),
+            ("size", sizes_differ, "of another size than when stored"),
         ):
             # Of several stored rows, a lone max() makes SQLite take the values of the last.
             rows = self._table.run(f"""
