@@ -315,7 +315,7 @@ def test_fps_chooses_the_largest_stride_that_keeps_as_many_frames_per_second(
 ) -> None:
     make(videos, tmp_path / "out", "--fps", fps)
     # An encoder's own stride may be one that is not stored.
-    assert capsys.readouterr().out.rstrip().endswith(f" --fps {fps}"), "the next command"
+    assert capsys.readouterr().err.endswith(f" --fps {fps}\n"), "the next command"
     for _, sample in all_samples(tmp_path / "out"):
         assert (sample.frame_stride, sample.fps) == (stride, 30 / stride)
 
