@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.metadata import distributions
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -39,6 +40,8 @@ PACKAGES = (
 )
 # Larger than the caches (an H200's L2 holds 50 MB), so that a copy runs at the speed of memory.
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}
+# What reading a file of a process or thread in /proc raises if it has just ended.
+HAS_ENDED = (FileNotFoundError, ProcessLookupError)
 
 Row = dict[str, Any]
 Case = TypeVar("Case", bound=Hashable)
@@ -55,10 +58,11 @@ def cpu_seconds() -> float:
     # time.process_time() would count this process alone, but workers do the decoding. A worker that
     # has ended is not counted; those of a loader live until after the second call.
     for process in list_family("self"):
-        # proc_pid_stat(5): utime and stime are the 14th and 15th field, and the name before ")" may
-        # hold spaces.
-        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
+        with suppress(*HAS_ENDED):
+            # proc_pid_stat(5): utime and stime are the 14th and 15th field, and the name before ")"
+            # may hold spaces.
+            fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -68,8 +72,9 @@ def list_family(process: str) -> list[str]:
     # Each thread has a list of its children. A kernel that is built without these files
     # (CONFIG_PROC_CHILDREN) leaves the process alone to be counted.
     for children in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in children.read_text().split():
-            family += list_family(child)
+        with suppress(*HAS_ENDED):
+            for child in children.read_text().split():
+                family += list_family(child)
     return family
 
 

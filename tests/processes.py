@@ -66,9 +66,11 @@ def _read_state(pid: int) -> str:
 def list_descendants(pid: int) -> list[int]:
     """List the processes that a process has started, and those that these have started."""
     descendants = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            descendants += [int(child), *list_descendants(int(child))]
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may have ended since it was listed.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in children.read_text().split():
+                descendants += [int(child), *list_descendants(int(child))]
     return descendants
 
 

@@ -229,7 +229,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("videos videos/shards", "lies inside the input"),
     ("videos videos", "lies inside the input"),
     ("absent.csv out", "none of 2 videos can be used"),
-    ("binary.csv out", "binary.csv is not a text file in UTF-16"),
+    ("binary.csv out", r"binary\.csv is binary, or no text in UTF-16"),
     ("list.txt.gz out", r"list\.txt\.gz is compressed \(gzip\): unpack it"),
     ("rubbish out", "none of 1 videos can be used"),
     ("videos out --frame-stride 0", "--frame-stride: it must be at least 1, not 0"),
