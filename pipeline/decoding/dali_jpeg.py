@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from adamae.pipeline.decoding.dali_video import DecodedVideo, find_region, scale_region
+from adamae.pipeline.decoding.dali_video import (
+    DecodedVideo,
+    find_region,
+    make_pipeline,
+    scale_region,
+)
 from adamae.pipeline.decoding.encoded import Bytes, Encoded, EncodedPictures
 from adamae.pipeline.decoding.joining import Cut
 from adamae.pipeline.planning.crops import FrameSize
@@ -32,24 +37,16 @@ class JpegGraph:
         num_threads: int,
     ) -> None:
         """Build the graph for `num_crops` clips of each video, and `max_pictures` at a time."""
-        # Imported here, as DALI may be missing where PyAV decodes everything.
-        from nvidia.dali import Pipeline, fn
+        from nvidia.dali import fn
         from nvidia.dali.types import DALIDataType
 
-        on_gpu = device.type == "cuda"
-        self._pipeline = Pipeline(
-            batch_size=max_pictures,
-            num_threads=num_threads,
-            device_id=device.index if on_gpu else None,
-            # One run per feed; several may still be in flight.
-            prefetch_queue_depth=1,
-        )
+        self._pipeline = make_pipeline(device, max_pictures, num_threads)
         with self._pipeline:
             encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
             regions = fn.external_source(name="regions", dtype=DALIDataType.FLOAT, ndim=3)
             pictures = fn.decoders.image(
                 encoded,
-                device="mixed" if on_gpu else "cpu",
+                device="mixed" if device.type == "cuda" else "cpu",
                 # By default, a part of the pictures would be decoded beside the engines.
                 hw_decoder_load=1.0,
                 # Chroma is interpolated, as FFmpeg does it.

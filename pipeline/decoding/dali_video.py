@@ -56,6 +56,20 @@ def scale_region(frames: Any, region: Any, size: FrameSize) -> Any:
     )
 
 
+def make_pipeline(device: torch.device, batch_size: int, num_threads: int) -> Any:
+    """Make a DALI pipeline without a graph, which is fed batches by hand."""
+    # Imported here and in what fills it, as DALI may be missing where PyAV decodes everything.
+    from nvidia.dali import Pipeline
+
+    return Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=device.index if device.type == "cuda" else None,
+        # One run per feed; several may still be in flight.
+        prefetch_queue_depth=1,
+    )
+
+
 class DaliGraph:
     """A DALI pipeline that is fed any number of batches by hand and returns them in the same order.
 
@@ -69,27 +83,19 @@ class DaliGraph:
 
         Each of them has at most `num_cuts` cuts.
         """
-        # Imported here, as DALI may be missing where PyAV decodes everything.
-        from nvidia.dali import Pipeline, fn
+        from nvidia.dali import fn
         from nvidia.dali.types import DALIDataType
 
-        on_gpu = device.type == "cuda"
         self._num_cuts = num_cuts
-        self._pipeline = Pipeline(
-            batch_size=max_videos,
-            # One thread, since several graphs run side by side.
-            num_threads=1,
-            device_id=device.index if on_gpu else None,
-            # One run per feed; several may still be in flight.
-            prefetch_queue_depth=1,
-        )
+        # One thread, since several graphs run side by side.
+        self._pipeline = make_pipeline(device, max_videos, num_threads=1)
         with self._pipeline:
             encoded = fn.external_source(name="encoded", dtype=DALIDataType.UINT8, ndim=1)
             numbers = fn.external_source(name="numbers", dtype=DALIDataType.INT32, ndim=1)
             frames = fn.decoders.video(
                 encoded,
                 frames=numbers,
-                device="mixed" if on_gpu else "cpu",
+                device="mixed" if device.type == "cuda" else "cpu",
                 # A missing frame is an error, and not a black one.
                 pad_mode="none",
                 # Binding threads to cores needs NVML, which some virtual machines lack.
