@@ -46,8 +46,6 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 CPU_BATCH = 2
 # These are measured even if they take longer than --seconds.
 MIN_CLIPS = 8
-# Batches of a GPU's decoder are not timed for so long.
-SESSION_SECONDS = 10.0
 # Loader speed over step speed. The speed of a loader varies, so one that is barely faster stalls
 # some steps.
 DATA_BOUND_BELOW = 1.1
@@ -165,6 +163,7 @@ import torch
 
 from adamae.common.devices import choose_device, choose_precision
 from adamae.pipeline.config import DataConfig
+from adamae.pipeline.decoding.gpu_codecs import SESSION_SECONDS
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.plan import TrainingPlan
 from adamae.pipeline.shards.dataset import ShardDataset
@@ -325,8 +324,7 @@ def time_loader(
     assert run.dataset is not None
     with ClipLoader(run.dataset, plan, run.dist.device, data, quarantine=None) as loader:
         batches = loader.batches(0)
-        # Untimed: workers start up before the first batch, and NVDEC opens sessions for sizes of
-        # frames that it has not met, which nobody tells.
+        # Untimed: workers start up before the first batch, and NVDEC opens sessions.
         warm_up_s = SESSION_SECONDS if run.on_gpu and data.decoder != "pyav" else 0.0
         start = time.perf_counter()
         next(batches)

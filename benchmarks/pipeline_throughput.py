@@ -62,6 +62,8 @@ from adamae.common.devices import choose_device
 from adamae.common.errors import InputError, run_command
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.decoding.containers import main_stream, open_video
+from adamae.pipeline.decoding.encoded import MJPEG
+from adamae.pipeline.decoding.gpu_codecs import SESSION_SECONDS
 from adamae.pipeline.decoding.sources import decode_frames
 from adamae.pipeline.decoding.video import Video
 from adamae.pipeline.decoding.video_source import VideoSource
@@ -76,9 +78,6 @@ PEER_BATCH = 8
 # batches are ready when the clock starts as when it stops: those that are counted were made
 # meanwhile.
 WARM_UP_BATCHES = 4
-# NVDEC opens a session when a pipeline first meets a size of frames, and nobody tells when the last
-# one is open: about 43 for 36 videos (by a simulation), of 50 ms or more each (docs/shards.md).
-SESSION_SECONDS = 10.0
 # The check decodes whole videos, which takes a second of many cores for so many clips.
 CHECKED_CLIPS = 16
 # Gray levels on average over a clip, from PIL's scaling.
@@ -269,7 +268,7 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
 
 def opens_sessions(case: Case, device: str) -> bool:
     """Return whether NVDEC takes part; JPEGs need no sessions."""
-    return device == "cuda" and case.decoder in ("dali", "auto") and case.encode != "mjpeg"
+    return device == "cuda" and case.decoder in ("dali", "auto") and case.encode != MJPEG
 
 
 def warm_up(batch_sizes: Iterator[int], with_sessions: bool) -> None:

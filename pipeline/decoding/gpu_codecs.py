@@ -31,6 +31,10 @@ MAX_PROBES = 3
 PROBE_SIZE = FrameSize(16, 16)
 PROBE_ROW = PlanRow(0, 0, (0,), Crop(0, 0, 16, 16), flip=False)
 NVDEC = "libnvcuvid.so.1"
+# For so long, speeds of NVDEC are not measured. It opens a session when a pipeline first meets a
+# size of frames, and nobody tells when the last one is open: about 43 for 36 videos (by a
+# simulation), of 50 ms or more each (docs/shards.md).
+SESSION_SECONDS = 10.0
 
 
 def find_gpu_codecs(dataset: ShardDataset, device: torch.device, config: DataConfig) -> GpuCodecs:
