@@ -115,7 +115,8 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = option("auto", free=True)
     """auto: a GPU if there is one"""
     timeout_s: float = option(300.0, above=0, free=True)
-    """seconds after which a rank that does not answer ends the run, and is named"""
+    """seconds after which a rank that does not answer ends the run, and is named; ten times that
+    while one reads or writes the run's files"""
     precision: Literal["bf16", "fp32"] = "bf16"
     """precision of matrix products; CPUs without native bf16 use fp32"""
     compile: Compile = option(False, free=True)

@@ -116,7 +116,8 @@ def test_every_key_is_explained_by_the_text_below_its_field(
     sections = ("One run", "Where clips come from", "Architecture and objective")
     offsets = [text.index(section) for section in sections]
     assert offsets == sorted(offsets)
-    timeout = "seconds after which a rank that does not answer ends the run, and is named"
+    # A text of two lines.
+    timeout = "and is named; ten times that while one reads or writes the run's files"
     assert f"{timeout} (type: float" in text
     assert "Path to a configuration file" not in text, "a section is no file"
 
