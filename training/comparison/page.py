@@ -72,8 +72,9 @@ def describe_entry(comparison: Comparison, entry: Entry) -> dict[str, Any]:
         row[f"{prefix}error"] = estimate.error
         if measure in entry.penalties:
             row[f"{measure}_penalty"] = entry.penalties[measure]
-    gain = comparison.subtract(entry, comparison.baseline)
-    row |= {"gain": gain.value, "gain_error": gain.error}
+    if entry.name != comparison.baseline.name:
+        gain = comparison.subtract(entry, comparison.baseline)
+        row |= {"gain": gain.value, "gain_error": gain.error}
     if entry.curve:
         row["linear_top1_by_labels"] = entry.curve
     if entry.speed is not None:
