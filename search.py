@@ -191,7 +191,7 @@ def read_query(file: Path, index: int, settings: dict[str, Any]) -> Query:
     Raise InputError if there is no such file or window, or another model has made it.
     """
     if not file.is_file():
-        raise InputError(f"{file} does not exist: name a file of features, such as in FEATURES")
+        raise InputError(f"{file} does not exist: name a .safetensors file in a folder of features")
     for folder in file.resolve().parents:
         if (folder / "features.json").is_file():
             if read_settings(folder).get("weights") != settings["weights"]:

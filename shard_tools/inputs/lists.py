@@ -321,6 +321,7 @@ class ListReader:
             return Item(cell.name, cell, labels, 0, problem, str(segment or ""), fields)
         endings = _list_endings(segment)
         path, ending = self.finder.find(name, endings)
+        # A file that is called by its times, in the folder or in the row already, is cut to them.
         if ending or os.path.splitext(name)[0].endswith(endings[1:3]):
             segment = None
         if path is None and is_remote(name):

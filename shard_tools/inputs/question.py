@@ -56,8 +56,8 @@ class Preview:
                 lengths.append(segment.end - segment.start)
         num_files = len({item.source for item in self.items})
         lines = [
-            f"  the first {len(self.items)} rows would be {format_count(len(names), 'sample')} of"
-            f" {format_count(num_files, 'file')}"
+            f"  the first {format_count(len(self.items), 'row')} would be"
+            f" {format_count(len(names), 'sample')} of {format_count(num_files, 'file')}"
         ]
         if lengths:
             unit = "frames" if "frames=" in self.items[0].segment else "seconds"

@@ -1106,7 +1106,7 @@ def test_a_question_reads_the_first_rows_alone(folder: Path) -> None:
     path = write_list(folder / "list.csv", f"path,x\n{rows}a.mp4,1,2,3\n")
     with pytest.raises(QuestionError) as question:
         read_inputs(str(path), ListOptions())
-    assert any("the first 1000 rows would be 1 sample " in line for line in question.value.details)
+    assert any("the first 1,000 rows would be 1 sample " in line for line in question.value.details)
     # What has no --columns, such as visualize.py, reads the shards of a list.
     assert question.value.details[-1].endswith(f"{path} OUTPUT --columns path=path,rest=ignored")
 
