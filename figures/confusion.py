@@ -31,7 +31,7 @@ def plot_confusion(results: dict[str, Any], names: Sequence[str]) -> Figure:
     fractions = table / np.maximum(1, table.sum(1, keepdims=True))
     # In inches; the title needs a width of 4.5, however few classes there are.
     side = min(14.0, 3 + 0.35 * len(names))
-    figure = Figure(figsize=(max(side, 4.5), side), layout="constrained")
+    figure = Figure(figsize=(max(side, 4.5), side), layout="compressed")
     axes = figure.subplots()
     image = axes.imshow(fractions, vmin=0, vmax=1, cmap="Blues")
     figure.suptitle(f"top-1 {results['top1']:.3f}, {table.sum():.0f} videos", fontsize=11)
