@@ -75,7 +75,9 @@ class VideoSource:
             time, *repeats = times_by_number[number]
             for clip, scaler in zip(clips, scalers, strict=True):
                 scaler.scale(frame, clip[time])
-                clip[repeats] = clip[time]
+                # Without any, the assignment would still copy the frame.
+                if repeats:
+                    clip[repeats] = clip[time]
         return decoder.frames_decoded
 
     def copy_planes(
