@@ -293,6 +293,10 @@ def test_arrays(tmp_path: Path, weights: Path) -> None:
     assert loaded["features"].shape == (2, 48)
     assert loaded["times"].tolist() == [[0, 0.24], [0.08, 0.32]]
     assert read_metadata(file)["key"] == "clip.npy"
+    np.save(tmp_path / "in/wide.npy", np.zeros((9, 40, 50, 5), np.uint8))
+    message = r"wide\.npy has 5 channels, and the model takes 3: leave it out"
+    with pytest.raises(InputError, match=message):
+        extract(tmp_path / "in", tmp_path / "others", weights)
 
 
 def read_tars(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
+from adamae.common.errors import InputError
 from adamae.common.logging import log, printable
 from adamae.common.progress import progress_bar
+from adamae.model.channels import takes_channels
 from adamae.model.encoders.encoder import Encoder
 from adamae.model.weights.integrity import hash_tensors
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
@@ -184,11 +186,24 @@ def _write_features(
 def _encode_windows(
     encoder: Encoder, windows: list[Window], with_tokens: bool
 ) -> dict[str, np.ndarray]:
-    """Return the arrays that are written of these windows, each with a row per window."""
+    """Return the arrays that are written of these windows, each with a row per window.
+
+    Raise InputError for a video of channels that the encoder does not take.
+    """
     if not windows:
         return {}
-    clips = np.stack([stack_images(window) for window in windows])
-    arrays = encode_clips(encoder, clips, with_tokens)
+    clips = []
+    for window in windows:
+        clip = stack_images(window)
+        channels = clip.shape[-1]
+        if not takes_channels(encoder.channels, channels):
+            raise InputError(
+                f"{printable(window.video.source)} has {channels} channels, and the model takes"
+                f" {encoder.channels}: leave it out, or choose a model that was trained on such"
+                " videos"
+            )
+        clips.append(clip)
+    arrays = encode_clips(encoder, np.stack(clips), with_tokens)
     ends = [(window.frames[0], window.frames[-1]) for window in windows]
     arrays["frames"] = np.array([(first.number, last.number) for first, last in ends])
     arrays["times"] = np.array([(first.time, last.time) for first, last in ends])
