@@ -113,7 +113,6 @@ def main(options: argparse.Namespace) -> None:
         stride=options.stride,
         frame_stride=options.frame_stride,
         fps=options.fps,
-        tokens="attentive" in options.measures,
         batch_size=options.batch_size,
     )
     compare_options = CompareOptions(

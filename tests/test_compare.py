@@ -93,6 +93,11 @@ def test_the_table_the_page_and_the_numbers(
     page = (output / "compare.html").read_text()
     assert page.count("data:image/jpeg") == 8 * 6
     assert "<script" not in page
+    # Fewer measures take the same features.
+    times = list_times(output)
+    compare(capsys, shards, "--models", run, "--output", output, "--measures", "knn")
+    assert list_times(output) == times
+    assert find_row(output, str(run))["knn_top1"] == row["knn_top1"]
 
 
 def test_k_nn_is_that_of_evaluate_for_videos_of_one_window(
@@ -295,6 +300,7 @@ HIGH = BASELINES | {"frame differences": 70, "untrained encoder": 65}
             BASELINES | {"frame differences": 51, "untrained encoder": 50, "hf://they/video": 30},
             [
                 "What needs no encoder says little about these classes",
+                "An untrained encoder is ahead of hf://they/video by 0.200 ±",
                 "No encoder reaches 1-NN of pixels: the best one, hf://they/video (k-NN), is behin",
                 "Label more videos, and make shards of all of them, or compare another encoder.",
                 "next: python .*compare.py shards --output out --models hf://",

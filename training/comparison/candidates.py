@@ -27,6 +27,7 @@ from adamae.pipeline.config import DataConfig
 from adamae.training.comparison.entries import Kind, Speed
 from adamae.training.comparison.splits import Splits
 from adamae.training.extraction import ExtractionOptions, encode_clips
+from adamae.training.feature_settings import FILE, read_settings
 from adamae.training.logger import peak_memory_gib
 from adamae.training.remote_run import local_run
 from adamae.training.timing import time_calls
@@ -134,10 +135,11 @@ class Extractor:
         is_of_images = isinstance(encoder, FrameEncoder)
         if isinstance(encoder, FrameEncoder):
             encoder.frames = "difference"
-        if "attentive" in self._options.measures:
+        folders = [folder / split.name for split in self._splits]
+        extraction = replace(extraction, tokens=self._takes_tokens(folders))
+        if extraction.tokens:
             encoder = CoarseEncoder(encoder)
         encoder = encoder.to(self._options.device)
-        folders = [folder / split.name for split in self._splits]
         extracted = []
         for split, output in zip(self._splits, folders, strict=True):
             log(f"{split.name}: features of {model}", sys.stderr)
@@ -151,6 +153,13 @@ class Extractor:
             Candidate(model, kind, of_frames, model, folders, speed),
             Candidate(f"{model} + differences", kind, vectors, model, [], speed),
         ]
+
+    def _takes_tokens(self, folders: Sequence[Path]) -> bool:
+        """Return whether tokens are measured, or were stored by an earlier comparison."""
+        if "attentive" in self._options.measures:
+            return True
+        begun = [folder for folder in folders if (folder / FILE).is_file()]
+        return any(read_settings(folder)["tokens"] for folder in begun)
 
     def _measure_speed(self, encoder: Encoder, file: Path) -> Speed:
         """Time an encoder on a batch of noise, unless `file` has its speed on this device."""

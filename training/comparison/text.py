@@ -104,8 +104,11 @@ def draw_conclusions(comparison: Comparison, arguments: Sequence[str]) -> list[s
     sentences.append(describe_gain(comparison, best, baseline))
     own = comparison.find_best("own")
     published = comparison.find_best("published")
-    if own is not None:
-        sentences += describe_own(comparison, own, published)
+    for entry in (own, published):
+        if entry is not None:
+            sentences += compare_untrained(comparison, entry)
+    if own is not None and published is not None:
+        sentences.append(compare_own(comparison, own, published))
     return [*sentences, *suggest_next(comparison, arguments)]
 
 
@@ -166,35 +169,39 @@ def describe_gain(comparison: Comparison, best: Entry, baseline: Entry) -> str:
     )
 
 
-def describe_own(comparison: Comparison, own: Entry, published: Entry | None) -> list[str]:
-    """Return whether pre-training has paid: over random weights, and beside other weights."""
-    sentences = []
-    num_videos = f"{len(comparison.splits.training.samples):,}"
-    untrained = comparison.find_entry(UNTRAINED)
-    gain = comparison.subtract(own, untrained)
-    name = printable(own.name)
+def compare_untrained(comparison: Comparison, entry: Entry) -> list[str]:
+    """Return a sentence if an encoder is not ahead of random weights."""
+    gain = comparison.subtract(entry, comparison.find_entry(UNTRAINED))
+    behind = Estimate(-gain.value, gain.error)
+    name = printable(entry.name)
+    if is_clear(behind):
+        return [
+            f"An untrained encoder is ahead of {name} by {behind}: what {name} was trained on does"
+            " not help with these classes."
+        ]
     if not is_clear(gain):
-        sentences.append(
+        return [
             f"{name} is not clearly ahead of an untrained encoder ({format_gain(gain)}): its"
-            " training has not taught it these classes yet."
-        )
-    if published is None:
-        return sentences
+            " training has not taught it these classes."
+        ]
+    return []
+
+
+def compare_own(comparison: Comparison, own: Entry, published: Entry) -> str:
+    """Return whether pre-training has paid beside published weights."""
     lead = comparison.subtract(published, own)
-    other = printable(published.name)
     behind = Estimate(-lead.value, lead.error)
+    name = printable(own.name)
+    other = printable(published.name)
     if is_clear(lead):
-        sentences.append(
+        num_videos = f"{len(comparison.splits.training.samples):,}"
+        return (
             f"The published encoder {other} is ahead of {name} by {lead}: use its features;"
             f" pre-training does not reach it (there are {num_videos} training videos)."
         )
-    elif is_clear(behind):
-        sentences.append(
-            f"Pre-training on your videos pays: {name} is ahead of {other} by {behind}."
-        )
-    else:
-        sentences.append(f"{name} and {other} are not clearly different ({format_gain(behind)}).")
-    return sentences
+    if is_clear(behind):
+        return f"Pre-training on your videos pays: {name} is ahead of {other} by {behind}."
+    return f"{name} and {other} are not clearly different ({format_gain(behind)})."
 
 
 def suggest_published(comparison: Comparison, arguments: Sequence[str]) -> str:
