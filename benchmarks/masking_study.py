@@ -5,9 +5,13 @@
 
 A point is a strategy, a mask ratio and a seed. Every point is pre-trained on the same number of
 clips. With a preset's `linear`, its features are classified by ridge regression and k-NN, as
-compare.py does. Then an attentive probe and a fine-tuning run with the labels of --shards (or
-a different --labels N of them per seed) are evaluated on --validation by evaluate.py, with their
-last weights. `scratch` is fine-tuned without pre-training.
+compare.py does. Then an attentive probe and a fine-tuning run (or one of them, --tasks) are
+evaluated on --validation by evaluate.py, with their last weights. `scratch` is fine-tuned without
+pre-training.
+
+They learn from all labels of --shards. `--labels 50 100` gives a curve over labels: a point for
+each number, whose videos the seed chooses, after the same pre-training. The number of steps
+with few labels is the preset's.
 
 A strategy is a masking or `scratch`, optionally with overrides:
 `adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are
@@ -38,6 +42,7 @@ from adamae.common.yaml_io import read_yaml
 from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.model.encoders.open_encoder import open_encoder
+from adamae.pipeline.planning.sample_order import choose_subset
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.train import train
 from adamae.training.checkpoint import list_checkpoints
@@ -48,6 +53,7 @@ from adamae.training.measures import choose_neighbors, predict_by_neighbors
 from adamae.training.video_features import extract_vectors, match_videos
 
 SCRATCH = "scratch"
+LABELED_TASKS = ["attentive_probe", "finetune"]
 BASELINE = "random"
 PRESETS: dict[str, dict[str, Any]] = read_yaml(ROOT / "benchmarks/masking_study.yaml")
 # In this order they sort the table: the later ones decide between rows that are equal so far.
@@ -68,24 +74,27 @@ class Point:
     # None: from scratch.
     mask_ratio: float | None
     seed: int
+    # None: all.
+    labels: int | None = None
 
     @property
     def name(self) -> str:
-        """The name of the point's result file and of the folder of its runs.
+        """The name of the point's result file and of the folder of its runs with labels.
 
-        "random:steps=7" at ratio 0.9 with seed 3 is random_steps_7-0.9-seed3.
+        "random:steps=7" at ratio 0.9 with seed 3 and 50 labels is
+        random_steps_7-0.9-seed3-50labels.
         """
+        if self.labels is None:
+            return self.pretraining
+        return f"{self.pretraining}-{self.labels}labels"
+
+    @property
+    def pretraining(self) -> str:
+        """The name of the folder of the run without labels, which points share."""
         strategy = re.sub("[^0-9A-Za-z._-]", "_", self.strategy)
         if self.mask_ratio is None:
             return f"{strategy}-seed{self.seed}"
         return f"{strategy}-{self.mask_ratio:g}-seed{self.seed}"
-
-    @property
-    def tasks(self) -> list[str]:
-        """The training runs in order."""
-        if self.mask_ratio is None:
-            return ["finetune"]
-        return ["pretrain", "attentive_probe", "finetune"]
 
     def overrides(self) -> list[str]:
         """List the overrides that the strategy, the ratio and the seed stand for."""
@@ -131,7 +140,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     # 0.054, so that a gain of 0.02 takes 30 of them (benchmarks/experiments.md).
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
-        "--labels", type=between(1), help="labeled videos to learn from (default: all)"
+        "--labels",
+        nargs="+",
+        type=between(1),
+        metavar="N",
+        help="numbers of labeled videos to learn from (default: all)",
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=LABELED_TASKS, default=LABELED_TASKS, help="with labels"
     )
     return parser.parse_args(arguments)
 
@@ -149,17 +165,27 @@ class Study:
         pairs = make_grid(options.strategies, options.ratios) or self.preset["points"]
         # Seeds are the outer loop: all strategies are compared once before any is repeated.
         self.points = [
-            Point(strategy, ratio, seed)
-            for seed, (strategy, ratio) in product(options.seeds, pairs)
+            Point(strategy, ratio, seed, labels)
+            for seed, labels, (strategy, ratio) in product(
+                options.seeds, options.labels or [None], pairs
+            )
         ]
         for point in self.points:
-            for task in point.tasks:
+            for task in self.list_tasks(point):
                 parse([*self.make_overrides(point, task), f"data.shards={options.shards}"])
+
+    def list_tasks(self, point: Point) -> list[str]:
+        """List the training runs of a point in order."""
+        if point.mask_ratio is None:
+            return ["finetune"]
+        return ["pretrain", *self.options.tasks]
 
     def make_overrides(self, point: Point, task: str) -> list[str]:
         """List the overrides of one of a point's runs, without its paths."""
         is_labeled = task != "pretrain"
         kinds = ["common", "labeled", task] if is_labeled else ["common", task]
+        if is_labeled and point.labels:
+            kinds.append(f"{task}_few_labels")
         if point.mask_ratio is None:
             kinds.append(SCRATCH)
         overrides = [f"task={task}"]
@@ -171,8 +197,8 @@ class Study:
         overrides += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
         # Every seed learns from other labeled videos, since an accuracy depends on them, too: with
         # another choice of 160, training from scratch was much worse.
-        if is_labeled and self.options.labels:
-            overrides += [f"data.subset={self.options.labels}", f"data.subset_seed={point.seed}"]
+        if is_labeled:
+            overrides += choose_labels(point)
         return overrides
 
     def run_point(self, point: Point) -> None:
@@ -181,7 +207,7 @@ class Study:
         Raise InputError if it was made with other overrides.
         """
         result = self.folder / "points" / f"{point.name}.json"
-        overrides = {task: self.make_overrides(point, task) for task in point.tasks}
+        overrides = {task: self.make_overrides(point, task) for task in self.list_tasks(point)}
         if result.is_file():
             if read_json(result)["settings"] != overrides:
                 raise InputError(
@@ -193,30 +219,31 @@ class Study:
         # Each point names its own machine, as points of several machines share a table.
         for name in ("device", "commit"):
             row[name] = self.report.about[name]
-        for task in point.tasks:
+        for task in overrides:
             row |= self.run_task(point, task, overrides[task])
         result.parent.mkdir(parents=True, exist_ok=True)
         write_json(result, {"settings": overrides, "row": row})
 
     def run_task(self, point: Point, task: str, overrides: list[str]) -> Row:
         """Train; return the top-1 accuracies of the features or of the classifier."""
-        runs = self.folder / "runs" / point.name
-        run = runs / task
+        runs = self.folder / "runs"
+        pretrained = runs / point.pretraining / "pretrain"
+        run = pretrained if task == "pretrain" else runs / point.name / task
         shards = self.options.shards
         validation = self.options.validation
         arguments = [*overrides, f"data.shards={shards}", f"run={run}"]
         if task != "pretrain":
             # Given only so that a class mismatch is refused early.
             arguments.append(f"evaluation.shards={validation}")
-            if "pretrain" in point.tasks:
-                arguments.append(f"init_from={runs / 'pretrain'}")
+            if point.mask_ratio is not None:
+                arguments.append(f"init_from={pretrained}")
         # train returns False when a signal has stopped it. The same command resumes the run.
         if not train(parse(arguments)):
             raise KeyboardInterrupt
         if task == "pretrain":
             if not self.preset.get("linear"):
                 return {}
-            return classify_frozen(run, shards, validation)
+            return classify_frozen(run, shards, validation, choose_labels(point))
         newest = list_checkpoints(run / "checkpoints")[-1]
         arguments = [str(newest), validation, f"--output={run / 'evaluation'}"]
         for name, count in self.preset.get("views", {}).items():
@@ -225,14 +252,27 @@ class Study:
         return {f"{task}_top1": float(read_json(run / "evaluation/results.json")["top1"])}
 
 
-def classify_frozen(run: Path, shards: str, validation: str) -> Row:
-    """Return the top-1 accuracies of a linear classifier and of k-NN on the features of a run."""
+def choose_labels(point: Point) -> list[str]:
+    """Return the overrides of train.py by which a point learns from its labels."""
+    if point.labels is None:
+        return []
+    return [f"data.subset={point.labels}", f"data.subset_seed={point.seed}"]
+
+
+def classify_frozen(run: Path, shards: str, validation: str, labels: list[str]) -> Row:
+    """Return the top-1 accuracies of a linear classifier and of k-NN on the features of a run.
+
+    `labels` are overrides that choose training videos.
+    """
     encoder = open_encoder(run).to(choose_device())
     datasets = [ShardDataset.open(shards), ShardDataset.open(validation)]
     vectors = []
     for name, location in (("training", shards), ("validation", validation)):
         folder = run / "features" / name
         vectors.append(extract_vectors(location, folder, encoder, str(run), ExtractionOptions()))
+    chosen = choose_subset(datasets[0], parse([*labels, f"data.shards={shards}"]).data)
+    keys = {datasets[0].samples[int(sample)].key for sample in chosen}
+    vectors[0] = {key: vector for key, vector in vectors[0].items() if key in keys}
     training, queries = match_videos(datasets, vectors, EvaluationConfig().group)
     predictions = {
         "linear_top1": fit_linear(queries, training).predicted,
@@ -272,19 +312,24 @@ def make_grid(
 
 
 def summarize(rows: Iterable[Row]) -> list[Row]:
-    """Average over seeds: a row for each strategy and ratio, the best first, with paired gains."""
-    groups: dict[tuple[str, float | None], list[Row]] = {}
+    """Average over seeds, with paired gains: a row for each strategy, ratio and number of labels.
+
+    The best come first.
+    """
+    groups: dict[tuple[str, float | None, int | None], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["strategy"], row["mask_ratio"]), []).append(row)
+        key = row["strategy"], row["mask_ratio"], row["labels"]
+        groups.setdefault(key, []).append(row)
     summary = []
-    for (strategy, ratio), group in groups.items():
-        line: Row = {"strategy": strategy, "mask_ratio": ratio, "seeds": len(group)}
+    for (strategy, ratio, labels), group in groups.items():
+        line: Row = {"strategy": strategy, "mask_ratio": ratio, "labels": labels}
+        line["seeds"] = len(group)
         # A baseline is not compared with itself.
-        baselines: dict[str, tuple[str, float | None]] = {}
+        baselines: dict[str, tuple[str, float | None, int | None]] = {}
         if strategy != BASELINE:
-            baselines["gain"] = (BASELINE, ratio)
+            baselines["gain"] = (BASELINE, ratio, labels)
         if strategy != SCRATCH:
-            baselines["over_scratch"] = (SCRATCH, None)
+            baselines["over_scratch"] = (SCRATCH, None, labels)
         for measure in MEASURES:
             by_seed = select(group, measure)
             if not by_seed:

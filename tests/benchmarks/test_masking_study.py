@@ -43,26 +43,34 @@ def test_a_study_resumes_and_is_added_to(
         f"--shards={shards}",
         f"--validation={shards}",
         "--seeds=3",
-        "--labels=8",
         f"--output={output}",
         *TINY,
     ]
     first = ["--strategies", "adaptive", "--ratios", "0.75"]
-    (row,) = run_study(parse_arguments([*command, *first]))
+    with_8 = ["--labels", "8"]
+    (row,) = run_study(parse_arguments([*command, *with_8, *first]))
     assert row["strategy"] == "adaptive"
     assert row["mask_ratio"] == 0.75
     assert row["seeds"] == 1
     for name in ("attentive_probe_top1", "finetune_top1", "linear_top1", "knn_top1"):
         assert 0 <= row[name] <= 1, name
-    runs = output / "runs/adaptive-0.75-seed3"
-    finetuned = (runs / "finetune/config.yaml").read_text()
+    runs = output / "runs"
+    finetuned = (runs / "adaptive-0.75-seed3-8labels/finetune/config.yaml").read_text()
     assert "adaptive-0.75-seed3/pretrain" in finetuned
     assert "subset: 8\n  subset_seed: 3" in finetuned
-    pretrained = (runs / "pretrain/config.yaml").read_text()
+    pretrained = (runs / "adaptive-0.75-seed3/pretrain/config.yaml").read_text()
     assert "subset: null" in pretrained
 
+    # Another number of labels learns from the same pre-training, and by the tasks that are named.
+    written = (runs / "adaptive-0.75-seed3/pretrain/metrics.jsonl").read_bytes()
+    with_7 = ["--labels", "7", "--tasks", "finetune"]
+    rows = run_study(parse_arguments([*command, *with_7, *first]))
+    assert {row["labels"]: "attentive_probe_top1" in row for row in rows} == {8: True, 7: False}
+    assert (runs / "adaptive-0.75-seed3/pretrain/metrics.jsonl").read_bytes() == written
+
     # A later command adds a strategy to the table.
-    rows = run_study(parse_arguments([*command, "--strategies", "scratch"]))
+    rows = run_study(parse_arguments([*command, *with_8, "--strategies", "scratch"]))
+    rows = [row for row in rows if row["labels"] == 8]
     by_strategy = {row["strategy"]: row for row in rows}
     scratch = by_strategy["scratch"]
     gain = by_strategy["adaptive"]["finetune_top1_over_scratch"]
@@ -78,14 +86,20 @@ def test_a_study_resumes_and_is_added_to(
     monkeypatch.setattr(masking_study, "train", fail)
     (tmp_path / "moved").symlink_to(synthetic_shards)
     moved = [word.replace(shards, str(tmp_path / "moved")) for word in command]
-    assert len(run_study(parse_arguments([*moved, *first]))) == 2
-    for changed in ("optimizer.base_lr=1", "--labels=7"):
+    assert len(run_study(parse_arguments([*moved, *with_8, *first]))) == 3
+    for changed in (["optimizer.base_lr=1"], ["--tasks", "finetune"]):
         with pytest.raises(InputError, match="made with other overrides"):
-            run_study(parse_arguments([*command, changed, *first]))
+            run_study(parse_arguments([*command, *changed, *with_8, *first]))
 
 
 def make_row(strategy: str, ratio: float | None, seed: int, top1: float) -> Row:
-    return {"strategy": strategy, "mask_ratio": ratio, "seed": seed, "finetune_top1": top1}
+    return {
+        "strategy": strategy,
+        "mask_ratio": ratio,
+        "labels": None,
+        "seed": seed,
+        "finetune_top1": top1,
+    }
 
 
 # By seed: random masks reach 0.5, 0.6 and 0.7, adaptive ones 0.04, 0.05 and 0.06 more.
@@ -112,6 +126,18 @@ def test_gains_are_paired_by_seed() -> None:
     assert last["strategy"] == "scratch"
 
 
+def test_gains_are_those_with_as_many_labels() -> None:
+    few = [row | {"labels": 50, "finetune_top1": 0.3} for row in RANDOM]
+    rows = summarize([*RANDOM, *few, *ADAPTIVE, *[row | {"labels": 50} for row in ADAPTIVE]])
+    gains = {(row["strategy"], row["labels"]): row.get("finetune_top1_gain") for row in rows}
+    assert gains == {
+        ("adaptive", None): 0.05,
+        ("adaptive", 50): 0.35,
+        ("random", None): None,
+        ("random", 50): None,
+    }
+
+
 def test_a_row_says_nothing_that_its_seeds_do_not_show() -> None:
     (row,) = summarize(ADAPTIVE[:1])
     assert row["finetune_top1_std"] is None, "a single seed"
@@ -125,7 +151,8 @@ def test_a_row_says_nothing_that_its_seeds_do_not_show() -> None:
 def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -> None:
     study = Study(parse_arguments(["--preset", preset, *SHARDS, "--seeds", "0", "1"]), tmp_path)
     assert len(study.points) == 2 * len(PRESETS[preset]["points"])
-    assert study.points[0].tasks == ["pretrain", "attentive_probe", "finetune"]
+    tasks = study.list_tasks(study.points[0])
+    assert tasks == ["pretrain", "attentive_probe", "finetune"]
     recipe = parse(
         [*study.make_overrides(Point("scratch", None, 0), "finetune"), "data.shards=here"]
     )
@@ -164,7 +191,7 @@ def test_a_strategy_names_overrides(tmp_path: Path) -> None:
     arguments = [*SHARDS, "--strategies", *strategies, "--ratios", "0.9", "--seeds", "3"]
     study = Study(parse_arguments(arguments), tmp_path)
     random, scratch = study.points
-    assert scratch.tasks == ["finetune"]
+    assert study.list_tasks(scratch) == ["finetune"]
     assert "steps=9" in study.make_overrides(scratch, "finetune")
     config = parse([*study.make_overrides(random, "pretrain"), "data.shards=here"])
     assert config.steps == 7
