@@ -65,9 +65,9 @@ stage() {
     few_cores-small) make_videos && cores=0 run benchmarks/end_to_end.py "$videos" --work "$out/scratch" \
       --output "$out/1_core" --rounds 1 --steps 1 --size tiny --batch-size 2 --encodes mjpeg ;;
     decode) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
-      --seconds 5 --encodes mjpeg h264 --decoders pyav dali ;;  # by JPEG engines, then by NVDEC
+      --rounds 1 --seconds 5 --encodes mjpeg h264 --decoders pyav dali ;;  # by JPEG engines, then by NVDEC
     decode-small) make_videos && run benchmarks/pipeline_throughput.py "$videos" --work "$out/scratch" --output "$out" \
-      --seconds 0.5 --encodes h264 --batch-size 4 ;;
+      --rounds 1 --seconds 0.5 --encodes h264 --batch-size 4 ;;
     trials | trials-small) run_trials ;;
     memory) run benchmarks/memory_vs_ratio.py --output "$out" ;;
     memory-small) run benchmarks/memory_vs_ratio.py --output "$out" --size tiny --batch-size 2 ;;

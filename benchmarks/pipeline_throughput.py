@@ -1,7 +1,7 @@
 """Measure data-loading throughput on real videos: this loader beside others, on the same videos.
 
     python benchmarks/pipeline_throughput.py VIDEOS [--encodes h264 mjpeg copy] [--seconds 10] \
-        [--output FOLDER]
+        [--rounds 3] [--output FOLDER]
 
 VIDEOS is a folder. Shards are made with every encode (kept in --work), and each loader runs in a
 process of its own, over the original files and over the same re-encoded bytes as in the shards.
@@ -13,21 +13,23 @@ ffmpeg).
 All cut the clips of one plan, and these are checked before anything is timed. webdataset cuts one
 clip of each video again and again, as it streams tars and looks nothing up. The bound is
 `decoding`: PyAV from packets to frames of the same clips, in as many threads, without anything
-else. `planes` adds the copy that a worker makes beside a GPU, which then scales. Clips per
-CPU-second is the metric that other programs on the machine do not disturb.
+else. `planes` adds the copy that a worker makes beside a GPU, which then scales; torchcodec gives
+planes, too. Loaders take turns in every round. Clips per CPU-second, of which other programs on the
+machine disturb the least, is a median over rounds.
 """
 
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from itertools import count, product
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import av
@@ -52,11 +54,14 @@ from adamae.benchmarks.peers.loaders import (
     NUM_FRAMES,
     PEERS,
     SIDE,
+    TORCHCODEC,
     WEBDATASET,
+    copy_planes_with_torchcodec,
     cut_with_torchcodec,
     load_batches,
     load_with_webdataset,
 )
+from adamae.common.arguments import between
 from adamae.common.cpus import count_cpus
 from adamae.common.devices import choose_device
 from adamae.common.errors import InputError, run_command
@@ -85,13 +90,22 @@ MAX_DIFFERENCE = 4
 # Gray levels by which a clip may be nearer to the frames beside its own: as much as decoders
 # differ. In a video that hardly moves, those frames are within MAX_DIFFERENCE, too.
 NEIGHBOR_MARGIN = 0.05
+# The same of decoded planes, which nobody has scaled.
+MAX_PLANE_DIFFERENCE = 0.5
+# Parts of a loader's work, named like loaders.
+DECODING = "decoding"
+PLANES = "planes"
+PARTS = (DECODING, PLANES)
+# Columns of numbers, of which a row has medians.
+SPEEDS = ("clips_per_second", "clips_per_cpu_second", "cores_busy")
 NOTE = (
     f"Clips of {NUM_FRAMES} frames, {SIDE}², every {DEFAULT_STRIDE}th source frame, after"
     f" {WARM_UP_BATCHES} batches (with NVDEC, {SESSION_SECONDS:g} s), in as many threads or worker"
     " processes as there are cores. relative_to_reference: clips per CPU-second, relative to the"
     f" fastest of {', '.join(PEERS)} on the original files, or the first row without them."
-    " decoding: packets to frames alone; planes: with one copy, for a GPU to scale. dali_share: of"
-    " the clips, PyAV decodes the others. videos_left_out: what a loader reads wrong, and is not"
+    " decoding: packets to frames alone; planes: with one copy, for a GPU to scale. Medians over"
+    " rounds; lower and upper: the least and the most clips per CPU-second of a round. dali_share:"
+    " of the clips, PyAV decodes the others. videos_left_out: what a loader reads wrong, and is not"
     " measured with."
 )
 
@@ -99,7 +113,7 @@ NOTE = (
 class Case(NamedTuple):
     """One row of the table: a loader, and the files that it reads."""
 
-    # adamae, decoding, planes or one of PEERS
+    # adamae, one of PARTS or one of PEERS
     loader: str
     decoder: str
     # Of the shards; original: the files as they were.
@@ -112,7 +126,10 @@ class Case(NamedTuple):
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(__doc__)
     parser.add_videos(["h264", "mjpeg", "copy"])
-    parser.add_argument("--seconds", type=float, default=10.0, help="measuring time per loader")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="measuring time per loader and round"
+    )
+    parser.add_argument("--rounds", type=between(1), default=3)
     parser.add_argument(
         "--decoders",
         nargs="+",
@@ -135,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     batch_size = options.batch_size or default_batch_size
     cases = list_cases(options.encodes, options.decoders, batch_size)
     measure_case = partial(in_fresh_process, measure, work, options.seconds, device.type)
-    print_table(measure_cases(report, cases, measure_case, make_rows))
+    print_table(measure_cases(report, cases, measure_case, make_rows, options.rounds))
 
 
 def list_peers() -> list[str]:
@@ -153,10 +170,12 @@ def list_cases(encodes: list[str], decoders: list[str], batch_size: int) -> list
             cases += [make_peer_case(name, encode) for name in peers]
         # The bound, by which a reader sees what the rest of a loader costs: a quarter of the CPU
         # time with h264 (docs/results.md).
-        cases.append(Case("decoding", "pyav", encode))
+        cases.append(Case(DECODING, "pyav", encode))
         # Of copied videos, some have no planes that a GPU takes.
         if encode != "copy":
-            cases.append(Case("planes", "pyav", encode))
+            cases.append(Case(PLANES, "pyav", encode))
+            if TORCHCODEC in peers:
+                cases.append(Case(PLANES, TORCHCODEC, encode))
         for decoder, repeats in product(decoders, (1, 2)):
             cases.append(Case("adamae", decoder, encode, repeats, batch_size))
     return cases
@@ -169,8 +188,18 @@ def make_peer_case(name: str, encode: str) -> Case:
 
 
 def make_rows(results: dict[Case, list[Row]]) -> list[Row]:
-    """Make a row for each case, with its speed relative to the fastest peer's on original files."""
-    rows = [{**case._asdict(), **measured} for case, (measured,) in results.items()]
+    """Make a row of medians over rounds for each case.
+
+    Its speed is also given relative to the fastest peer's on the original files.
+    """
+    rows = []
+    for case, rounds in results.items():
+        # The other columns are equal in all rounds, or as good in one as in another.
+        row: Row = {**case._asdict(), **rounds[-1]}
+        for column in SPEEDS:
+            row[column] = median(measured[column] for measured in rounds)
+        speeds = [measured["clips_per_cpu_second"] for measured in rounds]
+        rows.append({**row, "lower": min(speeds), "upper": max(speeds), "rounds": len(rounds)})
     # The fastest loader for someone who does not re-encode videos. So the column also shows what
     # re-encoding gives to every loader, which is about ten times the speed.
     references = [row for row in rows if row["loader"] in PEERS and row["encode"] == "original"]
@@ -258,12 +287,8 @@ def measure(work: Path, seconds: float, device: str, case: Case) -> Row:
             num_clips += next(batch_sizes)
             elapsed = time.perf_counter() - start
         cpu = cpu_seconds() - cpu_start
-    speeds = {
-        "clips_per_second": num_clips / elapsed,
-        "clips_per_cpu_second": num_clips / cpu,
-        "cores_busy": cpu / elapsed,
-    }
-    return {**speeds, **columns}
+    speeds = (num_clips / elapsed, num_clips / cpu, cpu / elapsed)
+    return {**dict(zip(SPEEDS, speeds, strict=True)), **columns}
 
 
 def opens_sessions(case: Case, device: str) -> bool:
@@ -305,8 +330,15 @@ def open_batches(
                 counters = loader.counters
                 columns["dali_share"] = counters["dali_clips"] / counters["clips"]
     elif case.loader in PARTS:
-        decode = partial(PARTS[case.loader], dataset)
-        yield map(len, load_batches(decode, map(plan.row, count()), case.batch_size)), columns
+        do_part = make_part(case, dataset, folder)
+        if case.loader == PLANES:
+            check_planes(dataset, plan.batch(0), do_part)
+
+        def count_part(row: PlanRow) -> Tensor:
+            # A batch of tensors of one size.
+            return torch.tensor(len(do_part(row)))
+
+        yield map(len, load_batches(count_part, map(plan.row, count()), case.batch_size)), columns
     else:
         # An epoch has a row for every video, so every video is checked before it is timed.
         rows = [plan.row(position) for position in range(plan.clips_per_epoch)]
@@ -363,28 +395,54 @@ def find_peer_faults(
     return faults
 
 
-def decode_only(dataset: ShardDataset, row: PlanRow) -> Tensor:
+def make_part(case: Case, dataset: ShardDataset, folder: Path) -> Callable[[PlanRow], Sized]:
+    """Return the function that does a part of a loader's work for a planned clip."""
+
+    def copy_with_torchcodec(row: PlanRow) -> Tensor:
+        return copy_planes_with_torchcodec(str(file_of(dataset, folder, row.sample)), row)
+
+    if case.loader == DECODING:
+        return partial(decode_only, dataset)
+    return copy_with_torchcodec if case.decoder == TORCHCODEC else partial(copy_planes, dataset)
+
+
+def decode_only(dataset: ShardDataset, row: PlanRow) -> list[int]:
     """Decode the frames of a clip, and drop them: no cropping, scaling or colors."""
     video = dataset.read_clip(row.sample, row.frames)
     frames = Video(video.data, video.num_frames).frames(video.numbers)
-    return torch.tensor(sum(1 for _ in frames))
+    return [number for number, _ in frames]
 
 
 def copy_planes(dataset: ShardDataset, row: PlanRow) -> Tensor:
-    """Decode the frames of a clip, and copy what it shows of their planes."""
+    """Decode the frames of a clip, each once, and copy what it shows of their planes."""
     video = dataset.read_clip(row.sample, row.frames)
+    copies = np.empty(0, np.uint8)
 
     def allocate(num_bytes: int) -> tuple[int, np.ndarray]:
-        return 0, np.empty(num_bytes, np.uint8)
+        nonlocal copies
+        copies = np.empty(num_bytes, np.uint8)
+        return 0, copies
 
     sample = dataset.samples[row.sample]
     planes = VideoSource().copy_planes(video, sample, [row], FrameSize(SIDE, SIDE), allocate)
     require("videos decode to planes", planes is not None, sample.key)
-    return torch.tensor(len(row.frames))
+    return torch.from_numpy(copies)
 
 
-# What is measured of a loader's work, by its name among the loaders.
-PARTS = {"decoding": decode_only, "planes": copy_planes}
+def check_planes(
+    dataset: ShardDataset, rows: Sequence[PlanRow], copy: Callable[[PlanRow], Sized]
+) -> None:
+    """Check that planes are those that PyAV decodes. Raise InputError if they are not."""
+    for row in rows[:CHECKED_CLIPS]:
+        expected = copy_planes(dataset, row)
+        copied = copy(row)
+        assert isinstance(copied, Tensor)
+        is_right = len(copied) == len(expected)
+        if is_right:
+            # Decoders of JPEG and MPEG-4 may round in other ways.
+            difference = (copied.int() - expected.int()).abs().double().mean().item()
+            is_right = difference < MAX_PLANE_DIFFERENCE
+        require("planes are those of PyAV", is_right, dataset.describe_location(row.sample))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ times and torchcodec's `transforms` 1.2 times the CPU time of a clip (H.264 shar
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adamae.common.cpus import count_cpus
+from adamae.pipeline.decoding.planes import SUBSAMPLING, find_window
 from adamae.pipeline.planning.plan import PlanRow
 
 # A clip as the paper's models take it.
@@ -27,6 +28,8 @@ NUM_FRAMES = 16
 SIDE = 224
 # So many that no thread ever waits for a batch to be taken.
 BATCHES_AHEAD = 2
+# Digits of a time in seconds.
+MICROSECONDS = 6
 
 # Cuts a planned clip out of the video in a file, which is named by its path.
 CutClip = Callable[[str, PlanRow], UInt8[Tensor, "T H W C"]]
@@ -92,6 +95,45 @@ def cut_with_torchcodec(video: str | bytes, row: PlanRow) -> UInt8[Tensor, "T H 
     return crop_and_scale(decoder.get_frames_at(list(row.frames)).data, row)
 
 
+def copy_planes_with_torchcodec(path: str, row: PlanRow) -> UInt8[Tensor, " bytes"]:
+    """Decode the frames of a clip, each once, and copy what it shows of their planes.
+
+    A frame's planes, Y, U and V, follow each other. Frames must be upright, of 4:2:0 and 8 bits.
+    """
+    from torchcodec.decoders import Demuxer
+
+    demuxer = Demuxer(path)
+    (stream,) = demuxer.streams
+    index = stream.scan()
+    times = index.pts_seconds[sorted(set(row.frames))].tolist()
+    # Two ways to count seconds may differ in their last bit.
+    wanted = {round(seconds, MICROSECONDS) for seconds in times}
+    decoder = stream.make_decoder(num_ffmpeg_threads=1)
+    demuxer.seek(index.key_frame_seconds_for(times[0]))
+    decoder.reset()
+    copies: list[Tensor] = []
+
+    def copy(frames: Iterable[Any]) -> None:
+        for frame in frames:
+            if round(frame.pts_seconds, MICROSECONDS) not in wanted:
+                continue
+            window = find_window([row.crop], frame.width, frame.height)
+            for plane, step in zip(frame.planes, SUBSAMPLING, strict=True):
+                left = window.x // step
+                top = window.y // step
+                right = -(-(window.x + window.width) // step)
+                bottom = -(-(window.y + window.height) // step)
+                copies.append(plane[top:bottom, left:right].flatten())
+
+    for packet in demuxer:
+        copy(decoder.decode(packet))
+        if len(copies) == len(wanted) * len(SUBSAMPLING):
+            break
+    else:
+        copy(decoder.drain())
+    return torch.cat(copies)
+
+
 def cut_with_decord(path: str, row: PlanRow) -> UInt8[Tensor, "T H W C"]:
     """Cut a clip out of a file."""
     import decord
@@ -111,17 +153,18 @@ def crop_and_scale(frames: UInt8[Tensor, "T H W C"], row: PlanRow) -> UInt8[Tens
     return clip.flip(2) if row.flip else clip
 
 
+TORCHCODEC = "torchcodec"
 # Each is named like the module that it needs.
 FILE_PEERS: dict[str, CutClip] = {
     "spdl": SpdlCutter(),
-    "torchcodec": cut_with_torchcodec,
+    TORCHCODEC: cut_with_torchcodec,
     "decord": cut_with_decord,
 }
 WEBDATASET = "webdataset"
 # What each peer needs to be installed.
 PEERS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in FILE_PEERS},
-    WEBDATASET: (WEBDATASET, "torchcodec"),
+    WEBDATASET: (WEBDATASET, TORCHCODEC),
 }
 
 

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from adamae.benchmarks.peers import loaders
 from adamae.benchmarks.peers.loaders import CutClip, crop_and_scale
 from adamae.benchmarks.pipeline_throughput import (
     Case,
+    copy_planes,
     find_faults,
     list_cases,
     make_plan,
@@ -57,6 +59,33 @@ def test_rows_are_relative_to_the_fastest_peer_on_the_original_files(shards: Pat
     assert [row["relative_to_reference"] for row in make_rows(results)] == [2, 0.5, 1]
     # Without peers, the first row is the reference.
     assert [row["relative_to_reference"] for row in make_rows({own: [measured]})] == [1]
+
+    rounds = [measured | {"clips_per_cpu_second": value} for value in (7.0, 3.0, 4.0)]
+    (row,) = make_rows({own: rounds})
+    assert (row["clips_per_cpu_second"], row["lower"], row["upper"], row["rounds"]) == (4, 3, 7, 3)
+
+
+def test_planes_of_another_library_are_checked(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset.open(shards / "h264")
+    case = Case("planes", "torchcodec", "h264")
+
+    def copy_right(path: str, row: PlanRow) -> torch.Tensor:
+        assert Path(path).is_file()
+        return copy_planes(dataset, row)
+
+    monkeypatch.setattr(pipeline_throughput, "copy_planes_with_torchcodec", copy_right)
+    assert measure(shards, 0.1, "cpu", case)["clips_per_second"] > 0
+    # One gray level off, or a frame too few.
+    for fault in (lambda planes: planes + 1, lambda planes: planes[:-1]):
+
+        def copy_wrong(path: str, row: PlanRow, fault: Any = fault) -> torch.Tensor:
+            return fault(copy_planes(dataset, row))
+
+        monkeypatch.setattr(pipeline_throughput, "copy_planes_with_torchcodec", copy_wrong)
+        with pytest.raises(InputError, match="planes are those of PyAV"):
+            measure(shards, 0.1, "cpu", case)
 
 
 def test_wrong_clips_are_found(shards: Path) -> None:
@@ -154,6 +183,7 @@ def test_every_loader_meets_every_encode(monkeypatch: pytest.MonkeyPatch) -> Non
     for loader in ("adamae", "decoding"):
         assert list_encodes(loader) == {"h264", "mjpeg", "copy"}
     assert list_encodes("planes") == {"h264", "mjpeg"}
+    assert {case.decoder for case in cases if case.loader == "planes"} == {"pyav", "torchcodec"}
     own = {case for case in cases if case.loader == "adamae" and case.encode == "h264"}
     assert own == {
         Case("adamae", "pyav", "h264", repeats=1, batch_size=64),
