@@ -314,7 +314,7 @@ def make_grid(
 def summarize(rows: Iterable[Row]) -> list[Row]:
     """Average over seeds, with paired gains: a row for each strategy, ratio and number of labels.
 
-    The best come first.
+    The fewest labels come first, and of as many the best.
     """
     groups: dict[tuple[str, float | None, int | None], list[Row]] = {}
     for row in rows:
@@ -342,7 +342,11 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
                     line[f"{measure}_{name}"] = round(statistics.mean(gains), 4)
                     line[f"{measure}_{name}_error"] = round_or_none(standard_error(gains))
         summary.append(line)
-    return sorted(summary, key=lambda line: [-line.get(measure, 0) for measure in MEASURES])
+
+    def order(line: Row) -> list[float]:
+        return [line["labels"] or math.inf, *[-line.get(measure, 0) for measure in MEASURES]]
+
+    return sorted(summary, key=order)
 
 
 def select(rows: list[Row], measure: str) -> dict[int, float]:
