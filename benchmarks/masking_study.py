@@ -42,6 +42,7 @@ from adamae.common.yaml_io import read_yaml
 from adamae.evaluate import evaluate
 from adamae.evaluate import parse_arguments as parse_evaluation
 from adamae.model.encoders.open_encoder import open_encoder
+from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning.sample_order import choose_subset
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.train import train
@@ -96,6 +97,11 @@ class Point:
             return f"{strategy}-seed{self.seed}"
         return f"{strategy}-{self.mask_ratio:g}-seed{self.seed}"
 
+    @property
+    def choice(self) -> DataConfig:
+        """Which labeled videos the point learns from."""
+        return DataConfig(subset=self.labels, subset_seed=self.seed)
+
     def overrides(self) -> list[str]:
         """List the overrides that the strategy, the ratio and the seed stand for."""
         masking, _, strategy_overrides = self.strategy.partition(":")
@@ -116,6 +122,7 @@ def run_study(options: argparse.Namespace) -> list[Row]:
     """Run the points that --output does not hold yet, and return and write the table of all."""
     default_folder = results_folder(choose_device()) / "masking_study"
     study = Study(options, options.output or default_folder)
+    study.check_labels()
     for number, point in enumerate(study.points, start=1):
         log(f"{point.name} ({number} of {len(study.points)})")
         study.run_point(point)
@@ -147,7 +154,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         help="numbers of labeled videos to learn from (default: all)",
     )
     parser.add_argument(
-        "--tasks", nargs="+", choices=LABELED_TASKS, default=LABELED_TASKS, help="with labels"
+        "--tasks",
+        nargs="+",
+        choices=LABELED_TASKS,
+        default=LABELED_TASKS,
+        help="what is trained with labels (default: both)",
     )
     return parser.parse_args(arguments)
 
@@ -170,9 +181,22 @@ class Study:
                 options.seeds, options.labels or [None], pairs
             )
         ]
+        if "finetune" not in options.tasks and any(is_scratch(strategy) for strategy, _ in pairs):
+            raise InputError(f"{SCRATCH} is fine-tuned and nothing else: add finetune to --tasks")
         for point in self.points:
             for task in self.list_tasks(point):
                 parse([*self.make_overrides(point, task), f"data.shards={options.shards}"])
+
+    def check_labels(self) -> None:
+        """Raise InputError if a point without a result takes more labeled videos than there are."""
+        missing = [point for point in self.points if not self.find_result(point).is_file()]
+        if missing:
+            dataset = ShardDataset.open(self.options.shards)
+            for point in missing:
+                choose_subset(dataset, point.choice)
+
+    def find_result(self, point: Point) -> Path:
+        return self.folder / "points" / f"{point.name}.json"
 
     def list_tasks(self, point: Point) -> list[str]:
         """List the training runs of a point in order."""
@@ -197,8 +221,8 @@ class Study:
         overrides += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
         # Every seed learns from other labeled videos, since an accuracy depends on them, too: with
         # another choice of 160, training from scratch was much worse.
-        if is_labeled:
-            overrides += choose_labels(point)
+        if is_labeled and point.labels:
+            overrides += [f"data.subset={point.labels}", f"data.subset_seed={point.seed}"]
         return overrides
 
     def run_point(self, point: Point) -> None:
@@ -206,7 +230,7 @@ class Study:
 
         Raise InputError if it was made with other overrides.
         """
-        result = self.folder / "points" / f"{point.name}.json"
+        result = self.find_result(point)
         overrides = {task: self.make_overrides(point, task) for task in self.list_tasks(point)}
         if result.is_file():
             if read_json(result)["settings"] != overrides:
@@ -243,7 +267,7 @@ class Study:
         if task == "pretrain":
             if not self.preset.get("linear"):
                 return {}
-            return classify_frozen(run, shards, validation, choose_labels(point))
+            return classify_frozen(run, shards, validation, point.choice)
         newest = list_checkpoints(run / "checkpoints")[-1]
         arguments = [str(newest), validation, f"--output={run / 'evaluation'}"]
         for name, count in self.preset.get("views", {}).items():
@@ -252,17 +276,10 @@ class Study:
         return {f"{task}_top1": float(read_json(run / "evaluation/results.json")["top1"])}
 
 
-def choose_labels(point: Point) -> list[str]:
-    """Return the overrides of train.py by which a point learns from its labels."""
-    if point.labels is None:
-        return []
-    return [f"data.subset={point.labels}", f"data.subset_seed={point.seed}"]
-
-
-def classify_frozen(run: Path, shards: str, validation: str, labels: list[str]) -> Row:
+def classify_frozen(run: Path, shards: str, validation: str, choice: DataConfig) -> Row:
     """Return the top-1 accuracies of a linear classifier and of k-NN on the features of a run.
 
-    `labels` are overrides that choose training videos.
+    They learn from the videos of `choice.subset`.
     """
     encoder = open_encoder(run).to(choose_device())
     datasets = [ShardDataset.open(shards), ShardDataset.open(validation)]
@@ -270,7 +287,7 @@ def classify_frozen(run: Path, shards: str, validation: str, labels: list[str]) 
     for name, location in (("training", shards), ("validation", validation)):
         folder = run / "features" / name
         vectors.append(extract_vectors(location, folder, encoder, str(run), ExtractionOptions()))
-    chosen = choose_subset(datasets[0], parse([*labels, f"data.shards={shards}"]).data)
+    chosen = choose_subset(datasets[0], choice)
     keys = {datasets[0].samples[int(sample)].key for sample in chosen}
     vectors[0] = {key: vector for key, vector in vectors[0].items() if key in keys}
     training, queries = match_videos(datasets, vectors, EvaluationConfig().group)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from adamae.benchmarks.masking_study import (
 )
 from adamae.common.errors import InputError
 from adamae.training.config import parse
+from adamae.training.frozen_classifiers import fit_linear
+from adamae.training.measures import Videos
 
 TINY = [
     "model.num_frames=4",
@@ -48,6 +51,14 @@ def test_a_study_resumes_and_is_added_to(
     ]
     first = ["--strategies", "adaptive", "--ratios", "0.75"]
     with_8 = ["--labels", "8"]
+    # What frozen features are classified with.
+    numbers_of_labels = []
+
+    def fit(queries: Videos, training: Videos) -> Any:
+        numbers_of_labels.append(len(training.labels))
+        return fit_linear(queries, training)
+
+    monkeypatch.setattr(masking_study, "fit_linear", fit)
     (row,) = run_study(parse_arguments([*command, *with_8, *first]))
     assert row["strategy"] == "adaptive"
     assert row["mask_ratio"] == 0.75
@@ -66,6 +77,7 @@ def test_a_study_resumes_and_is_added_to(
     with_7 = ["--labels", "7", "--tasks", "finetune"]
     rows = run_study(parse_arguments([*command, *with_7, *first]))
     assert {row["labels"]: "attentive_probe_top1" in row for row in rows} == {8: True, 7: False}
+    assert numbers_of_labels == [8, 7]
     assert (runs / "adaptive-0.75-seed3/pretrain/metrics.jsonl").read_bytes() == written
 
     # A later command adds a strategy to the table.
@@ -76,6 +88,11 @@ def test_a_study_resumes_and_is_added_to(
     gain = by_strategy["adaptive"]["finetune_top1_over_scratch"]
     assert gain == pytest.approx(row["finetune_top1"] - scratch["finetune_top1"], abs=1e-3)
     assert "attentive_probe_top1" not in scratch
+
+    # Before hours of pre-training.
+    too_many = ["--labels", "1000"]
+    with pytest.raises(InputError, match=r"data.subset is 1000, but .* holds only"):
+        run_study(parse_arguments([*command, *too_many, *first]))
 
     # On another machine, only the committed points are there, and the shards are elsewhere.
     shutil.rmtree(output / "runs")
@@ -171,6 +188,10 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
     [
         (["--shards", "x"], "the following arguments are required: --validation"),
         ([*SHARDS, "--strategies", "tube"], "give --ratios with --strategies that mask"),
+        (
+            [*SHARDS, "--strategies", "scratch", "--tasks", "attentive_probe"],
+            "scratch is fine-tuned and nothing else: add finetune to --tasks",
+        ),
         (
             [*SHARDS, "--strategies", "scratch", "--ratios", "0.75"],
             "give --ratios with --strategies that mask",
