@@ -24,7 +24,7 @@ from adamae.pipeline.shards.arrays import to_rgb
 from adamae.pipeline.video_error import VideoError
 from adamae.training.comparison.entries import Comparison, Entry
 from adamae.training.comparison.splits import Split
-from adamae.training.comparison.text import COLUMNS, TITLES, format_gain
+from adamae.training.comparison.text import COLUMNS, TITLES, format_gain, shorten
 from adamae.training.measures import NO_CLASS
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -207,7 +207,8 @@ def plot_curves(comparison: Comparison) -> Figure:
             points.append((all_labels, *comparison.estimate(entry, "linear")))
         numbers, accuracies, errors = zip(*points, strict=True)
         all_numbers.update(numbers)
-        axes.errorbar(numbers, accuracies, errors, marker=".", capsize=2, label=escape(entry.name))
+        name = escape(shorten(entry.name))
+        axes.errorbar(numbers, accuracies, errors, marker=".", capsize=2, label=name)
     axes.axhline(comparison.chance, color="gray", linestyle=":", label="chance")
     axes.set(
         xlabel="labeled training videos per class; the last point: all",
@@ -216,7 +217,8 @@ def plot_curves(comparison: Comparison) -> Figure:
     )
     axes.set_xticks(sorted(all_numbers), [f"{number:g}" for number in sorted(all_numbers)])
     axes.minorticks_off()
-    axes.legend(fontsize=8)
+    # Outside: with several models, it would hide lines.
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     axes.grid(alpha=0.3)
     return figure
 
