@@ -282,12 +282,15 @@ class ShardCache:
     def _list_sizes(self) -> dict[Path, int]:
         """Return the room in bytes of every copy; a partial one has reserved that of the whole."""
         sizes = {}
+        # First, as another process may finish one in the meantime, which must not count as nothing.
+        for copy in self.folder.glob(f"{DATASETS}/.*.partial"):
+            sizes[copy] = int(copy.suffixes[-2].removeprefix("."))
         for copy in self.folder.glob(f"{DATASETS}/[!.]*"):
             # Another process may remove it in the meantime.
             with suppress(FileNotFoundError):
-                sizes[copy] = copy.stat().st_size
-        for copy in self.folder.glob(f"{DATASETS}/.*.partial"):
-            sizes[copy] = int(copy.suffixes[-2].removeprefix("."))
+                size = copy.stat().st_size
+                sizes.pop(_partial(copy, size), None)
+                sizes[copy] = size
         return sizes
 
     def _download(

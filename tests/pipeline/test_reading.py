@@ -308,6 +308,35 @@ def test_shards_that_find_no_room_are_streamed(
     assert "is full" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("finished_after", [".*.partial", "[!.]*"])
+def test_a_download_that_ends_while_copies_are_listed_keeps_its_room(
+    finished_after: str,
+    bucket: str,
+    short_shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was in neither of the two lists, and a cache for one shard took two."""
+    cache = ShardCache(tmp_path / "cache", gib_of_shards(short_shards, 1.5))
+    dataset = ShardDataset.open(make_config(bucket, tmp_path))
+    infos = [dataset.info.shards[shard] for shard in range(2)]
+    finished = cache.fetch(dataset.shards[0], infos[0].sha256, infos[0].num_bytes)
+    assert finished is not None
+    unfinished = finished.with_name(f".{finished.name}.{infos[0].num_bytes}.partial")
+    finished.rename(unfinished)
+
+    def glob(folder: Path, pattern: str) -> list[Path]:
+        found = list(original(folder, pattern))
+        if pattern.endswith(f"/{finished_after}") and unfinished.exists():
+            unfinished.rename(finished)
+        return found
+
+    original = Path.glob
+    monkeypatch.setattr(Path, "glob", glob)
+    assert cache.fetch(dataset.shards[1], infos[1].sha256, infos[1].num_bytes) is None
+    assert finished.exists()
+
+
 def test_each_worker_downloads_its_shards_ahead(bucket: str, tmp_path: Path) -> None:
     with make_loader(make_config(bucket, tmp_path), tmp_path) as loader:
         setup = loader._pool._setup
