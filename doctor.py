@@ -211,7 +211,8 @@ class PlannedRun:
         configured = replace(self.config.data, canonical_nodes=1)
         ways = {CONFIGURED: configured}
         for way, changes in OTHER_WAYS.items():
-            data = replace(configured, **changes)
+            # A single clip of a video has no other to begin apart from.
+            data = replace(configured, **changes, views_apart_s=0)
             is_possible = self.on_gpu or data.decoder == "pyav"
             if is_possible and data != configured:
                 ways[way] = data

@@ -29,6 +29,7 @@ TRAINING_OPTIONS = (
     "rand_augment_magnitude",
     "random_erasing",
     "repeats",
+    "views_apart_s",
     "shuffle_shards",
     "canonical_nodes",
     "max_bad_fraction",

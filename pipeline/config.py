@@ -58,7 +58,9 @@ class DataConfig:
     random_erasing: float = option(0.0, at_least=0, at_most=1)
     """probability of erasing a box from a clip"""
     repeats: int = option(1, at_least=1)
-    """clips per decoded video (repeated sampling), with the same frames and different crops"""
+    """clips per decoded video (repeated sampling), each with a crop of its own"""
+    views_apart_s: float = option(0.0, at_least=0)
+    """seconds that clips of one decoded video may begin apart; 0: they have the same frames"""
     shuffle_shards: int = option(16, at_least=1)
     """shards whose videos are shuffled together"""
     canonical_nodes: int = option(1, at_least=1)
@@ -103,6 +105,8 @@ class DataConfig:
             )
         elif self.sampling == "segments":
             raise InputError("data.fps does nothing with data.sampling=segments: remove it")
+        if self.views_apart_s > 0:
+            self._check_views()
         if self.weights is not None:
             is_one_each = isinstance(self.shards, list) and len(self.weights) == len(self.shards)
             are_positive = all(0 < weight < math.inf for weight in self.weights)
@@ -111,6 +115,18 @@ class DataConfig:
                     f"data.weights is {self.weights}: must be one number above 0 for each of"
                     " data.shards"
                 )
+
+    def _check_views(self) -> None:
+        if self.repeats == 1:
+            raise InputError(
+                f"data.views_apart_s is {self.views_apart_s:g}, but data.repeats=1 makes one clip"
+                " of each decoded video: raise data.repeats"
+            )
+        if self.sampling == "segments":
+            raise InputError(
+                "data.views_apart_s does nothing with data.sampling=segments, which spreads every"
+                " clip over the whole video: remove it"
+            )
 
     @property
     def workers(self) -> int:

@@ -107,7 +107,7 @@ class PicturesInFlight(NamedTuple):
         for first_clip, video in self.videos:
             end = start + len(video.pictures)
             for index, row in enumerate(video.rows):
-                cut = Cut(first_clip + index, row, 0, video.order)
+                cut = Cut(first_clip + index, row, 0, video.orders[index])
                 decoded.append(DecodedVideo(clips[index][start:end], [cut]))
             start = end
         return decoded

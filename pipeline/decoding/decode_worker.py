@@ -21,7 +21,7 @@ from adamae.common.processes import end_with_parent
 from adamae.pipeline.clip_memory import ClipMemory
 from adamae.pipeline.decoding.chunk_writer import ChunkWriter
 from adamae.pipeline.decoding.chunks import Chunk, ChunkResult, Fault, WorkerSetup
-from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.planning.plan import PlanRow, join_frames
 from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.video_error import VideoError
 
@@ -104,10 +104,10 @@ class DecodeWorker:
             # Whoever needs the shard meets the error again.
             return
         for index in indices:
-            row = self._plan.row(positions[index])
-            if (row.sample, row.frames) not in self._reads:
-                read = self._read_threads.submit(self._dataset.read_clip, row.sample, row.frames)
-                self._reads[row.sample, row.frames] = read
+            rows = [self._plan.row(position) for position in positions[index : index + crops]]
+            key = rows[0].sample, join_frames(rows)
+            if key not in self._reads:
+                self._reads[key] = self._read_threads.submit(self._dataset.read_clip, *key)
 
     def _fetch_indexes(self, samples: Sequence[int]) -> bool:
         """Read the lists of these samples' shards, several at once; return whether all came."""
@@ -169,7 +169,7 @@ class DecodeWorker:
                 if attempt <= len(deaths):
                     raise VideoError(deaths[attempt - 1])
                 started = time.perf_counter()
-                video = self._read(rows[0])
+                video = self._read(rows)
                 read_s = time.perf_counter() - started
                 writer.result.counts.update(read_seconds=read_s)  # type: ignore[call-overload]
                 writer.add_video(first, rows, video)
@@ -184,13 +184,14 @@ class DecodeWorker:
             if not rows or attempt > MAX_ATTEMPTS:
                 raise InputError(reason)
 
-    def _read(self, row: PlanRow) -> VideoSlice:
-        """Read what a clip needs of its video, or wait until it has been read ahead."""
+    def _read(self, rows: list[PlanRow]) -> VideoSlice:
+        """Read what clips need of their video, or wait until it has been read ahead."""
+        key = rows[0].sample, join_frames(rows)
         if not self._dataset.is_remote:
-            return self._dataset.read_clip(row.sample, row.frames)
-        read = self._reads.pop((row.sample, row.frames), None)
+            return self._dataset.read_clip(*key)
+        read = self._reads.pop(key, None)
         if read is None:
-            read = self._read_threads.submit(self._dataset.read_clip, row.sample, row.frames)
+            read = self._read_threads.submit(self._dataset.read_clip, *key)
         while not wait([read], self._setup.config.decode_timeout_s / SIGNS_PER_TIMEOUT).done:
             self._connection.send(None)
         return read.result()

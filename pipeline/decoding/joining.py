@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adamae.pipeline.decoding.encoded import Bytes, EncodedVideo
-from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.planning.plan import PlanRow, locate_frames
 
 # With more clips in a video, the cost of opening it is little beside that of its frames.
 CLIPS_PER_VIDEO = 8
@@ -85,9 +85,13 @@ def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVid
         # A frame is asked for once: for a repeated one, DALI would return to the beginning of the
         # video.
         unique = sorted(set(video.numbers))
-        order = [unique.index(number) for number in video.numbers]
-        for index, row in enumerate(video.rows):
-            cuts.append(Cut(first_clip + index, row, len(numbers), order))
+        located = locate_frames(video.rows, video.numbers)
+        pairs = zip(video.rows, located, strict=True)
+        for clip, (row, clip_numbers) in enumerate(pairs, first_clip):
+            indices = [unique.index(number) for number in clip_numbers]
+            first = min(indices)
+            order = [index - first for index in indices]
+            cuts.append(Cut(clip, row, len(numbers) + first, order))
         numbers += [num_frames + number for number in unique]
         num_bytes += len(body)
         num_frames += video.num_frames

@@ -51,8 +51,8 @@ class Layout(NamedTuple):
 class PlanarFrames(NamedTuple):
     """A window of a video's frames in a block, laid out as kernels.crop_resize takes them."""
 
-    # The byte of the block at which each frame of a clip begins; frames that repeat share it.
-    offsets: list[int]
+    # The byte of the block at which each frame begins, by its number.
+    offsets: dict[int, int]
     window: Crop
     layout: Layout
     num_decoded: int = 0
@@ -81,14 +81,14 @@ def find_window(crops: Sequence[Crop], width: int, height: int) -> Crop:
     return Crop(left, top, right - left, bottom - top)
 
 
-def is_worth_uploading(window: Crop, num_clips: int, size: FrameSize) -> bool:
-    """Return whether a window of frames is not much larger than the clips that are made of it.
+def is_worth_uploading(window: Crop, num_frames: int, num_images: int, size: FrameSize) -> bool:
+    """Return whether a window of frames is not much larger than the images that are made of them.
 
-    Samples are taken to have 8 bits.
+    num_images: of all clips together, which may share frames. Samples are taken to have 8 bits.
     """
     # 4:2:0 has a byte and a half per pixel, RGB has three.
-    planes_bytes = window.width * window.height * 3 // 2
-    clips_bytes = num_clips * size.height * size.width * 3
+    planes_bytes = num_frames * window.width * window.height * 3 // 2
+    clips_bytes = num_images * size.height * size.width * 3
     return planes_bytes <= MAX_GROWTH * clips_bytes
 
 
@@ -160,5 +160,7 @@ def copy_frames(
             strides = (plane.line_size, 1)
             copy[:] = np.ndarray(copy.shape, np.uint8, memoryview(plane), first, strides)
     assert layout is not None
-    offsets = [target.start + indices[number] * target.frame_bytes for number in numbers]
+    offsets = {
+        number: target.start + index * target.frame_bytes for number, index in indices.items()
+    }
     return PlanarFrames(offsets, window, layout)

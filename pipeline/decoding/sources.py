@@ -17,7 +17,7 @@ from adamae.pipeline.decoding.planes import Allocate, PlanarFrames
 from adamae.pipeline.decoding.video import EXACT, view_plane
 from adamae.pipeline.decoding.video_source import VideoSource
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.pipeline.planning.plan import PlanRow
+from adamae.pipeline.planning.plan import PlanRow, locate_frames
 from adamae.pipeline.shards import arrays
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.gops import VideoSlice
@@ -40,7 +40,9 @@ class ClipSource(Protocol):
     def cut_views(
         self, video: VideoSlice, sample: Sample, rows: list[PlanRow], clips: Clips
     ) -> int:
-        """Crop, flip and scale every frame of `rows`, which share their frames, into `clips`.
+        """Crop, flip and scale every frame of `rows` into `clips`.
+
+        `video` was cut out for the frames of all rows.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
         """
@@ -85,9 +87,12 @@ class ArraySource(ClipSource):
                 f"its frames are {'x'.join(map(str, shape))} (height, width, channels), but the"
                 f" sample table says {'x'.join(map(str, expected))}"
             )
-        for clip, row in zip(clips, rows, strict=True):
+        index_of = {number: index for index, number in enumerate(video.numbers)}
+        all_numbers = locate_frames(rows, video.numbers)
+        for clip, row, numbers in zip(clips, rows, all_numbers, strict=True):
             x, y, width, height = row.crop
-            box = frames[:, y : y + height, x : x + width]
+            indices = [index_of[number] for number in numbers]
+            box = frames[indices, y : y + height, x : x + width]
             if row.flip:
                 box = box[:, :, ::-1]
             scale_frames(box, clip)

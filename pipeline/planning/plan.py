@@ -181,10 +181,15 @@ class TrainingPlan(ClipPlan):
     def _make_row(self, position: int, sample: int, attempt: int) -> PlanRow:
         config = self._config
         video = self._dataset.samples[sample]
-        # Clips that share a decode share their frames. Each has a crop and a flip of its own.
+        # Clips that share a decode share their frames, or most of them. Each has a crop and a flip
+        # of its own.
         decode = position // self.crops_per_decode
         frame_numbers = self._draw(Purpose.FRAMES, decode, attempt, self.num_frames)
-        frames = choose_frames(video, config, frame_numbers)
+        if config.views_apart_s > 0:
+            (view_number,) = self._draw(Purpose.VIEW, position, attempt, 1)
+            frames = view_frames(video, config, self.num_frames, frame_numbers[0], view_number)
+        else:
+            frames = choose_frames(video, config, frame_numbers)
         numbers = self._draw(Purpose.CROP, position, attempt, 1 + crops.NUMBERS_PER_CROP)
         flip_number, *crop_numbers = numbers
         if config.crop == "multiscale":
@@ -376,6 +381,45 @@ def choose_frames(video: Sample, config: DataConfig, numbers: list[float]) -> tu
         return segment_frames(video.num_frames, numbers)
     step = frame_step(video.fps, video.frame_stride, config)
     return strided_frames(video.num_frames, len(numbers), step, numbers[0])
+
+
+def view_frames(
+    video: Sample, config: DataConfig, num_frames: int, fraction: float, view: float
+) -> tuple[int, ...]:
+    """Choose the frames of one of several clips that begin up to data.views_apart_s apart.
+
+    They are cut out of one longer clip, which begins at `fraction` of all frames at which it can,
+    so they share its frames. `view` in [0, 1) says at which of its frames this clip begins. The
+    longer clip is no longer than the video: in one without a spare frame, all clips are the same.
+
+    For example, 3 frames 2 apart in clips of 25 frames a second that begin up to 0.16 s apart are
+    in a clip of 5 frames. If that begins at frame 10, it has the frames 10, 12, 14, 16 and 18, and
+    a view of 0.5 begins at the second of the three that are possible: (12, 14, 16).
+    """
+    step = frame_step(video.fps, video.frame_stride, config)
+    # Views begin whole steps apart. The small term is for quotients that are whole but for
+    # rounding.
+    num_later = math.floor(config.views_apart_s * video.fps / step + NTSC_TOLERANCE)
+    while num_later and clip_offsets(num_frames + num_later, step)[-1] >= video.num_frames:
+        num_later -= 1
+    frames = strided_frames(video.num_frames, num_frames + num_later, step, fraction)
+    start = int(view * (num_later + 1))
+    return frames[start : start + num_frames]
+
+
+def join_frames(rows: Sequence[PlanRow]) -> tuple[int, ...]:
+    """Return the stored frames that clips of one decode show, ascending, each once."""
+    return tuple(sorted({frame for row in rows for frame in row.frames}))
+
+
+def locate_frames(rows: Sequence[PlanRow], numbers: Sequence[int]) -> list[list[int]]:
+    """Return the frames of each clip, as they are numbered in a video that was cut out for them.
+
+    numbers: those of all clips' frames in that video. If it was cut out from frame 8 on, the frames
+    10, 12 of one clip and 12, 14 of another are [[2, 4], [4, 6]].
+    """
+    number_of = dict(zip(join_frames(rows), sorted(set(numbers)), strict=True))
+    return [list(map(number_of.__getitem__, row.frames)) for row in rows]
 
 
 def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:

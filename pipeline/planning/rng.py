@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     AUGMENT = 7
     NODE_ORDER = 8
     CLASS_BALANCE = 9
+    VIEW = 10
 
 
 def random_words(

@@ -31,14 +31,13 @@ def cut_clips(codec: str, **settings: int) -> list[VideoSlice]:
 
 def lay_out(slices: list[VideoSlice]) -> tuple[dict[int, EncodedVideo], np.ndarray]:
     """Lay slices into a block as a decode worker does, two views of each."""
-    frames = (0, 1, 2, 3)
-    rows = [
-        PlanRow(0, 0, frames, Crop(0, 0, 32, 24), flip=False),
-        PlanRow(0, 0, frames, Crop(3, 1, 32, 24), flip=True),
-    ]
     videos = {}
     start = 0
     for index, video in enumerate(slices):
+        rows = [
+            PlanRow(0, 0, video.numbers, Crop(0, 0, 32, 24), flip=False),
+            PlanRow(0, 0, video.numbers, Crop(3, 1, 32, 24), flip=True),
+        ]
         encoded = EncodedVideo.find(video, rows)
         assert encoded is not None
         span = slice(start, start + len(video.data))

@@ -53,6 +53,19 @@ def test_clips_show_the_frames_of_the_plan(
         assert batch.labels.tolist() == [expected_label(source, key) for key in batch.keys]
 
 
+@pytest.mark.parametrize(
+    ("source", "decoder"), [("short", "pyav"), ("vp9", "dali"), ("jpeg", "dali")]
+)
+def test_views_show_their_own_frames_of_one_decode(
+    request: pytest.FixtureRequest, source: str, decoder: Decoder
+) -> None:
+    dataset: ShardDataset = request.getfixturevalue(source)
+    config = DataConfig(fps=8, decoder=decoder, repeats=4, views_apart_s=0.5, num_workers=2)
+    plan = plan_of(dataset, config)
+    assert any(len({row.frames for row in plan.batch(index)}) > 1 for index in range(6))
+    check_frames(first_batches(dataset, config, 6), plan, dataset)
+
+
 def expected_label(source: str, key: str) -> int:
     """Return the label of a video: `short` has three classes in turn, the others have none."""
     if source != "short":

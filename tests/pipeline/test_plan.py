@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from adamae.pipeline.planning.plan import (
     EvaluationPlan,
     PlanRow,
     TrainingPlan,
+    join_frames,
     segment_frames,
     split_step,
     strided_frames,
@@ -246,6 +248,46 @@ def test_repeats_share_frames_and_differ_in_crops() -> None:
         assert len({(row.sample, row.frames) for row in repeats}) == 1
         num_crops += len({(row.crop, row.flip) for row in repeats})
     assert num_crops > 3 * len(rows) / 4
+
+
+def test_views_begin_apart_in_one_longer_clip() -> None:
+    """Clips of 4 frames at 8 a second that begin up to half a second apart: in 8 frames, at 5."""
+    config = DataConfig(frame_stride=1, repeats=4, views_apart_s=0.5)
+    plan = make_plan(make_table([8] * 2), config, batch_size=8)
+    rows = stream([plan], 600)
+    starts = set()
+    for first in range(0, len(rows), 4):
+        views = rows[first : first + 4]
+        assert len({row.sample for row in views}) == 1
+        shown = join_frames(views)
+        assert shown[-1] - shown[0] < 8
+        for row in views:
+            assert row.frames == tuple(range(row.frames[0], row.frames[0] + 4))
+            starts.add(row.frames[0] - shown[0])
+    assert starts == set(range(5))
+    assert {row.frames[0] for row in rows} >= {0, 36}, "the first and the last possible start"
+    # A row is the same in any batch, world size or order.
+    other = make_plan(make_table([8] * 2), config, batch_size=4, global_batch=8, world_size=2)
+    assert [other.row(row.position) for row in reversed(rows)] == rows[::-1]
+
+
+def test_views_of_videos_without_spare_frames_share_them() -> None:
+    config = DataConfig(frame_stride=1, repeats=2, views_apart_s=2)
+    for num_frames in (3, 4):
+        plan = make_plan(make_table([8], num_frames=num_frames), config)
+        for row in stream([plan], 4):
+            assert row.frames == tuple(min(index, num_frames - 1) for index in range(4))
+    plan = make_plan(make_table([8], num_frames=5), config, batch_size=8)
+    assert {row.frames[0] for row in stream([plan], 8)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"repeats": 1}, "raise data.repeats"), ({"repeats": 2, "sampling": "segments"}, "remove it")],
+)
+def test_views_apart_need_several_clips_of_a_stride(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        DataConfig(views_apart_s=2, **options)
 
 
 def test_repeats_that_do_not_fit_a_batch_are_refused() -> None:

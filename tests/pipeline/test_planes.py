@@ -147,9 +147,10 @@ def test_what_the_kernel_does_not_define_is_left_to_ffmpeg(videos: ShardDataset,
 
 def test_frames_much_larger_than_their_clips_are_scaled_before_the_upload() -> None:
     size = FrameSize(224, 224)
-    assert is_worth_uploading(Crop(0, 0, 600, 600), 1, size)
-    assert not is_worth_uploading(Crop(0, 0, 1080, 1080), 1, size)
-    assert is_worth_uploading(Crop(0, 0, 1080, 1080), 4, size), "clips that share it"
+    assert is_worth_uploading(Crop(0, 0, 600, 600), 8, 8, size)
+    assert not is_worth_uploading(Crop(0, 0, 1080, 1080), 8, 8, size)
+    assert is_worth_uploading(Crop(0, 0, 1080, 1080), 8, 32, size), "clips that share it"
+    assert not is_worth_uploading(Crop(0, 0, 1080, 1080), 32, 32, size), "clips that do not"
 
 
 @pytest.mark.parametrize(
@@ -214,8 +215,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str) -> None:
-    config = DataConfig(frame_stride=1, repeats=2, decoder="pyav")
+@pytest.mark.parametrize("views_apart_s", [0, 0.5])
+def test_a_batch_joins_both_kinds(mixed: ShardDataset, device: str, views_apart_s: float) -> None:
+    config = DataConfig(frame_stride=1, repeats=2, decoder="pyav", views_apart_s=views_apart_s)
     plan = plan_of(mixed, config)
     with ClipLoader(mixed, plan, CPU, config, None, upload_planes=False) as loader:
         by_ffmpeg = list(islice(loader.batches(0), 4))
