@@ -40,7 +40,7 @@ from adamae.training.failures import explain_failures
 from adamae.training.logger import Logger, read_rows
 from adamae.training.numerics import determinism_fingerprint, numerics
 from adamae.training.optimizer import make_optimizer
-from adamae.training.parallelize import check_graphs, parallelize
+from adamae.training.parallelize import check_graphs, check_views, parallelize
 from adamae.training.profiling import profile_steps
 from adamae.training.run_dir import RunDir
 from adamae.training.schedule import Schedule, seed_step
@@ -198,6 +198,7 @@ def make_plan(
         world_size=dist.world_size,
     )
     check_channels(dataset.channels, config.model.in_channels)
+    check_views(config.model.views, plan, dist.world_size)
     check_graphs(config.compile, dist.device.type, plan.microbatches_per_step)
     return plan
 

@@ -13,9 +13,10 @@ They learn from all labels of --shards. `--labels 50 100` gives a curve over lab
 each number, whose videos the seed chooses, after the same pre-training. The number of steps
 with few labels is the preset's.
 
-A strategy is a masking or `scratch`, optionally with overrides:
-`adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all runs. The presets are
-in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes; copy
+A strategy is a masking or `scratch`, optionally with an objective of the preset, which is how a
+point is pre-trained (`views/random`), and with overrides for all runs of the point:
+`adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all points. The presets
+are in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes; copy
 points/ to resume on another machine. Further strategies, ratios or seeds are added to the table, by
 several commands at the same time too (CUDA_VISIBLE_DEVICES=1 … --seeds 1).
 """
@@ -102,9 +103,15 @@ class Point:
         """Which labeled videos the point learns from."""
         return DataConfig(subset=self.labels, subset_seed=self.seed)
 
+    @property
+    def objective(self) -> str:
+        """The name of the preset's objective; "" is to predict masked tokens."""
+        return self.strategy.partition(":")[0].rpartition("/")[0]
+
     def overrides(self) -> list[str]:
-        """List the overrides that the strategy, the ratio and the seed stand for."""
-        masking, _, strategy_overrides = self.strategy.partition(":")
+        """List the overrides that the strategy, the ratio and the seed stand for, in all runs."""
+        name, _, strategy_overrides = self.strategy.partition(":")
+        masking = name.rpartition("/")[2]
         overrides = []
         if self.mask_ratio is not None:
             overrides += [f"model.masking={masking}", f"model.mask_ratio={self.mask_ratio:g}"]
@@ -140,7 +147,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shards", required=True, help="labeled training shards")
     parser.add_argument("--validation", required=True, help="labeled validation shards")
     parser.add_argument(
-        "--strategies", nargs="+", help=f"MASKING[:section.key=value,...] or {SCRATCH}"
+        "--strategies", nargs="+", help=f"[OBJECTIVE/]MASKING[:section.key=value,...] or {SCRATCH}"
     )
     parser.add_argument("--ratios", nargs="+", type=float, help="mask ratios")
     # Three seeds show large differences only. The gain of one seed had a standard deviation of
@@ -216,6 +223,8 @@ class Study:
         # The most specific overrides come last, since later ones override earlier ones.
         for kind in kinds:
             overrides += self.preset.get(kind, [])
+        if not is_labeled and point.objective:
+            overrides += self._find_objective(point)
         # No evaluation on the way: it costs time, and a checkpoint that was chosen by its accuracy
         # on the validation videos would look better than it is.
         overrides += [*self.options.overrides, *point.overrides(), "evaluation.every=null"]
@@ -224,6 +233,17 @@ class Study:
         if is_labeled and point.labels:
             overrides += [f"data.subset={point.labels}", f"data.subset_seed={point.seed}"]
         return overrides
+
+    def _find_objective(self, point: Point) -> list[str]:
+        """Return the overrides of a point's objective; raise InputError if the preset has none."""
+        objectives = self.preset.get("objectives", {})
+        if point.objective not in objectives:
+            names = ", ".join(objectives) or "none"
+            raise InputError(
+                f"{point.objective!r} of {point.strategy!r} is no objective of the preset"
+                f" {self.options.preset} (it has {names})"
+            )
+        return objectives[point.objective]
 
     def run_point(self, point: Point) -> None:
         """Train and evaluate a point, and write its result, unless it is there.

@@ -16,12 +16,14 @@ from adamae.kernels.gumbel_topk import gumbel_topk
 from adamae.model.blocks import Seed, initialize
 from adamae.model.channels import Clip, prepare_clip
 from adamae.model.config import ModelConfig
+from adamae.model.decoder import Decoder
 from adamae.model.encoder import Encoder, Features, encode
 from adamae.model.masking import Mask, make_masking
 from adamae.model.registry import DECODERS, find_class
 from adamae.model.sampling_loss import sampling_loss
 from adamae.model.targets import Target, make_target
 from adamae.model.tokenizer import Tokenizer
+from adamae.model.views import Views
 
 # XORed into the seed, for noise that is independent of the one that chooses the visible tokens.
 DECODER_STREAM = 0x5DEC0DE5
@@ -34,6 +36,8 @@ class Output(NamedTuple):
     reconstruction_loss: Float[Tensor, ""]
     # 0 where the masking does not learn.
     sampling_loss: Float[Tensor, ""]
+    # 0 where a video has one view (model.views=1), and in evaluation.
+    views_loss: Float[Tensor, ""]
     # Without a gradient: a compiled step would be given one of its size, of zeros.
     pred: Float[Tensor, "B M P"]
     loss_per_token: Float[Tensor, "B M"]
@@ -66,10 +70,14 @@ class AdaMAE(nn.Module):
         self.tokenizer = Tokenizer(config)
         self.token_sampler = make_masking(config)
         self.encoder = Encoder(config)
-        make_decoder = find_class(DECODERS, config.decoder_attention)
-        self.decoder = make_decoder(config, self.target.num_values)
+        self.decoder: Decoder | None = None
+        if config.target != "none":
+            make_decoder = find_class(DECODERS, config.decoder_attention)
+            self.decoder = make_decoder(config, self.target.num_values)
+        self.views = Views(config) if config.views > 1 else None
         self.apply(initialize)
-        nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
+        if self.decoder is not None:
+            nn.init.trunc_normal_(self.decoder.mask_token, std=0.02)
 
     def forward(self, clip: Clip, seed: Seed, offset: Seed) -> Output:
         """Mask tokens, predict them, and compare them with the clip.
@@ -85,19 +93,33 @@ class AdaMAE(nn.Module):
         masked_ids = mask.masked_ids
         if self.training and config.decoder_share < 1:
             masked_ids = sample_ids(masked_ids, config.num_reconstructed, seed, offset)
-        pred = self.decoder(self.encoder(visible), mask.visible_ids, masked_ids)
-        loss_per_token = self.target(prepared, pred, masked_ids)
-        reconstruction = loss_per_token.mean()
+        features = self.encoder(visible)
+        zero = torch.zeros((), device=clip.device)
+        if self.decoder is None:
+            masked_ids = masked_ids[:, :0]
+            pred = features.new_zeros(len(clip), 0, 0)
+            loss_per_token = features.new_zeros(len(clip), 0)
+            reconstruction = zero
+        else:
+            pred = self.decoder(features, mask.visible_ids, masked_ids)
+            loss_per_token = self.target(prepared, pred, masked_ids)
+            reconstruction = loss_per_token.mean()
         loss = reconstruction
-        sampling = torch.zeros_like(reconstruction)
+        sampling = zero
         if mask.log_probs is not None and self.token_sampler.learns:
             # It makes sampling probabilities proportional to errors (arXiv 2211.09120 §3.3).
             sampling = sampling_loss(mask.log_probs, masked_ids, loss_per_token.detach())
-            loss = reconstruction + config.sampling_loss_weight * sampling
+            loss = loss + config.sampling_loss_weight * sampling
+        views_loss = zero
+        # Only batches of the training hold a video's views together.
+        if self.training and self.views is not None:
+            views_loss = self.views(features)
+            loss = loss + config.views_weight * views_loss
         return Output(
             loss,
             reconstruction,
             sampling,
+            views_loss,
             pred.detach(),
             loss_per_token,
             mask.log_probs,
@@ -139,6 +161,7 @@ class AdaMAE(nn.Module):
         model.tokenizer = self.tokenizer
         model.encoder = self.encoder
         model.decoder = self.decoder
+        model.views = self.views
         if model.token_sampler.learns:
             if not self.token_sampler.learns:
                 masking = self.config.masking

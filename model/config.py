@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from adamae.common.config_fields import check_ranges, option
 from adamae.common.errors import InputError
-from adamae.model.registry import DECODERS, MASKS, TARGETS
+from adamae.model.registry import DECODERS, MASKS, TARGETS, VIEWS_LOSSES
 
 # Numbers of tokens along time, height and width.
 Grid = tuple[int, int, int]
@@ -97,7 +97,8 @@ class ModelConfig:
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
-    """what the decoder predicts: pixels, how much patches move, or a frozen teacher's features"""
+    """what the decoder predicts: pixels, how much patches move, or a frozen teacher's features;
+    none: nothing, without a decoder (with model.views)"""
     teacher: str = option("", free=True)
     """with target=teacher: a run or weights, a folder of transformers or timm, or hf://user/name"""
     teacher_image_size: int | None = option(None, at_least=1)
@@ -108,6 +109,13 @@ class ModelConfig:
     """normalize target pixels per patch (norm_pix_loss), features per token"""
     sampling_loss_weight: float = option(1e-4, at_least=0)
     """weight of the sampling loss; the reconstruction loss has 1"""
+
+    views: int = option(1, at_least=1)
+    """views of a video whose features are drawn together, as many as data.repeats; 1: off"""
+    views_loss: Literal[*VIEWS_LOSSES] = "infonce"  # type: ignore[valid-type]
+    """what keeps the features of different videos apart"""
+    views_weight: float = option(0.25, above=0)
+    """weight of the loss of views; the reconstruction loss has 1"""
 
     decoder_attention: Literal[*DECODERS] = "self"  # type: ignore[valid-type]
     """cross (CrossMAE): masked tokens attend to visible ones only, faster; self: to all (paper)"""
@@ -126,6 +134,7 @@ class ModelConfig:
         self._check_image_size()
         self._check_widths()
         self._check_target()
+        self._check_views()
         self._check_clip()
         self._check_masking()
 
@@ -176,6 +185,25 @@ class ModelConfig:
             raise InputError(
                 f"model.loss={self.loss} is for features: choose mse or l1 with"
                 f" model.target={self.target}"
+            )
+
+    def _check_views(self) -> None:
+        if self.target != "none":
+            return
+        if self.views == 1:
+            raise InputError(
+                "model.target=none leaves nothing to learn from: set model.views to 2 or more, or"
+                " another target"
+            )
+        if self.masking == "adaptive":
+            raise InputError(
+                "model.masking=adaptive learns from the errors of predictions, and"
+                " model.target=none makes none: set model.masking=motion-share or random"
+            )
+        if self.decoder_share < 1:
+            raise InputError(
+                "model.decoder_share does nothing with model.target=none, which has no decoder:"
+                " remove it"
             )
 
     def _check_clip(self) -> None:

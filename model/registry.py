@@ -1,4 +1,5 @@
-"""What a configuration chooses from: a new mask, target or decoder is a file and a line here.
+"""What a configuration chooses from: a new mask, target, decoder or loss of views is
+a file and a line here.
 
 Classes are named, not imported: configurations and --help list the names without PyTorch.
 """
@@ -20,6 +21,7 @@ TARGETS = {
     "pixels": "adamae.model.targets:PixelTarget",
     "motion-energy": "adamae.model.targets:MotionEnergyTarget",
     "teacher": "adamae.model.targets:TeacherTarget",
+    "none": "adamae.model.targets:NoTarget",
 }
 DECODERS = {
     "self": "adamae.model.decoder:Decoder",
@@ -27,8 +29,14 @@ DECODERS = {
 }
 
 
+# What keeps features of different videos apart where those of a video's views are drawn together.
+VIEWS_LOSSES = {
+    "infonce": "adamae.model.views:compute_infonce",
+}
+
+
 def find_class(registry: dict[str, str], name: str) -> Any:
-    """Import the class that `name` stands for; raise InputError if the registry has none."""
+    """Import what `name` stands for; raise InputError if the registry does not have it."""
     if name not in registry:
         names = ", ".join(registry)
         raise InputError(

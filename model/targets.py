@@ -191,6 +191,12 @@ class TeacherTarget(Target):
             return errors.mean(dim=-1)
 
 
+class NoTarget(Target):
+    """Nothing is predicted, so there is no decoder: views alone train the encoder."""
+
+    num_values = 0
+
+
 def fit_to_grid(features: Float[Tensor, "B t h w D"], grid: Grid) -> Float[Tensor, "B N D"]:
     """Bring a teacher's features to the student's grid of tokens.
 

@@ -233,14 +233,17 @@ def label_parts(model: AdaMAE, live: "LiveBytes") -> None:
         "tokenizer": model.tokenizer,
         "sampler": model.token_sampler,
         "encoder": model.encoder,
-        "decoder": model.decoder,
     }
+    if model.decoder is not None:
+        parts["decoder"] = model.decoder
     teacher = getattr(model.target, "teacher", None)
     if isinstance(teacher, Teacher):
         parts["teacher"] = teacher.encoder
     for label, module in parts.items():
         module.register_forward_pre_hook(partial(set_label, label))
-    model.decoder.register_forward_hook(partial(set_label, "loss"))
+    # The losses follow the last part.
+    last_part = model.encoder if model.decoder is None else model.decoder
+    last_part.register_forward_hook(partial(set_label, "loss"))
     model.register_forward_hook(label_backward)
 
 

@@ -145,6 +145,7 @@ class TrainConfig:
                 "model.activation_checkpointing is for pre-training: remove it with"
                 f" task={self.task}"
             )
+        self._check_views()
         if self.init_keep == "optimizer" and not self.init_from:
             raise InputError("init_keep=optimizer continues another run: set init_from to it")
         if self.deterministic and self.data.decoder == "dali":
@@ -155,6 +156,18 @@ class TrainConfig:
         # DALI's pixels differ from PyAV's, and so does who decodes a video when one of them fails.
         if self.deterministic:
             self.data = dataclasses.replace(self.data, decoder="pyav")
+
+    def _check_views(self) -> None:
+        views = self.model.views
+        if views == 1:
+            return
+        if self.task != "pretrain":
+            raise InputError(f"model.views is for pre-training: remove it with task={self.task}")
+        if self.data.repeats != views:
+            raise InputError(
+                f"model.views is {views} and data.repeats {self.data.repeats}: the views of a"
+                " video are the clips of one decode, so set both to the same number"
+            )
 
     def clips_per_step(self, world_size: int) -> int:
         """Return the clips per optimizer step, over all ranks."""

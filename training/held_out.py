@@ -6,7 +6,7 @@ the reconstruction loss. Each video is measured by one clip.
 
 import sys
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class HeldOut:
         metrics: dict[str, float] = {"num_videos": len(queries.samples)}
         if model is not None:
             metrics["rankme"] = rankme(queries.features)
-        if isinstance(model, AdaMAE):
+        if predicts(model):
             metrics["reconstruction_loss"] = queries.losses.mean().item()
         if not self.dataset.info.has_one_label:
             return metrics
@@ -184,7 +184,7 @@ class HeldOut:
                 return torch.cat(columns, dim=1)
             # For so few batches of another size, compiling takes longer than it saves.
             with torch.compiler.set_stance("force_eager"):
-                if isinstance(model, AdaMAE) and is_held_out:
+                if predicts(model) and is_held_out:
                     output = model(batch.clip, MASK_SEED, batch.positions[0])
                     columns[0] = output.loss_per_token.mean(dim=1, keepdim=True)
                 columns.append(pool(model, batch.clip).float())
@@ -212,6 +212,11 @@ class HeldOut:
             samples = samples[is_decoded]
             results = results[is_decoded]
         return EncodedVideos(samples.tolist(), *results.split(widths, dim=1))
+
+
+def predicts(model: EncoderModel | Encoder | None) -> TypeGuard[AdaMAE]:
+    """Return whether a model has a decoder, whose errors are measured."""
+    return isinstance(model, AdaMAE) and model.decoder is not None
 
 
 def pool(model: EncoderModel | Encoder, clip: Clip) -> Float[Tensor, "B D"]:

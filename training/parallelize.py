@@ -14,6 +14,7 @@ from adamae.common.devices import autocast_to, choose_precision
 from adamae.common.errors import InputError
 from adamae.model.casting import keep_copies
 from adamae.pipeline.loader import Batch
+from adamae.pipeline.planning.plan import TrainingPlan
 from adamae.training.config import Compile, TrainConfig
 from adamae.training.distributed import Distributed, count_ranks
 from adamae.training.tasks.task import Task
@@ -118,6 +119,24 @@ def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> N
     if how == "reduce-overhead":
         options |= {"mode": how}
     model.compile(**options)
+
+
+def check_views(num_views: int, plan: TrainingPlan, world_size: int) -> None:
+    """Raise InputError if a forward pass of all ranks together cannot compare views of videos."""
+    if num_views == 1:
+        return
+    clips_per_pass = plan.batch_size * world_size
+    if clips_per_pass * plan.microbatches_per_step != plan.global_batch:
+        raise InputError(
+            f"global_batch is {plan.global_batch}, which forward passes of up to"
+            f" {plan.batch_size} clips share unequally, and model.views needs equal ones on all"
+            f" {world_size} ranks: set it to a multiple of {clips_per_pass}"
+        )
+    if clips_per_pass == num_views:
+        raise InputError(
+            f"batch_size makes forward passes of {num_views} clips, all views of one video, and"
+            " model.views needs other videos to keep it apart from: raise batch_size"
+        )
 
 
 def check_graphs(how: Compile, device_type: str, microbatches_per_step: int) -> None:

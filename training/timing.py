@@ -53,7 +53,8 @@ def noise_clip(config: ModelConfig, batch_size: int, device: torch.device) -> Te
 
 def make_config(config: ModelConfig) -> TrainConfig:
     """Return the default configuration of a run that trains this model, without shards."""
-    return TrainConfig(data=DataConfig(shards="none"), model=config)
+    data = DataConfig(shards="none", repeats=config.views)
+    return TrainConfig(data=data, model=config)
 
 
 class PretrainingStep:

@@ -84,12 +84,11 @@ def _check(state: StateDict, config: ModelConfig, file: Path) -> None:
     with torch.device("meta"):
         if "head.weight" in state:
             model = make_classifier(state, config)
-        elif is_pretraining(state):
+        elif is_pretraining(state) or select(state, "views."):
             masking = "adaptive" if select(state, "token_sampler.") else "random"
             # A teacher is not needed here, and may be gone.
-            model = AdaMAE(
-                replace(config, masking=masking, target="pixels", teacher="", loss="mse")
-            )
+            target = "none" if config.target == "none" else "pixels"
+            model = AdaMAE(replace(config, masking=masking, target=target, teacher="", loss="mse"))
         else:
             model = VideoEncoder(config, has_norm="encoder.norm.weight" in state)
             state = _leave_out_extras(state, file)

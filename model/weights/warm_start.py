@@ -32,6 +32,7 @@ PARTS = {
     "encoder.norm.": "encoder's norm",
     "decoder.": "decoder",
     "token_sampler.": "token sampler",
+    "views.": "projector of views",
 }
 
 

@@ -72,6 +72,8 @@ class Pretraining(Task):
             "reconstruction_loss": output.reconstruction_loss,
             "sampling_loss": output.sampling_loss,
         }
+        if self.config.model.views > 1:
+            scalars["views_loss"] = output.views_loss
         if output.log_probs is not None:
             entropy = -(output.log_probs.exp() * output.log_probs).sum(-1)
             scalars["sampler_entropy"] = entropy.mean()
@@ -82,6 +84,8 @@ class Pretraining(Task):
             log.write_evaluation(step, self.held_out.evaluate(self.model, self.dist))
 
     def plot(self, step: int, log: Logger) -> None:
+        if self.model.decoder is None:
+            return
         # Matplotlib and the readers of users' videos: in rank 0 alone.
         from adamae.figures.clips import read_clips
         from adamae.figures.reconstruction import make_rows, render_figure
