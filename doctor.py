@@ -203,7 +203,7 @@ class PlannedRun:
         """The clips of a batch to begin with; on a CPU, measure_step looks for more."""
         if self.on_gpu:
             return self.config.batch_size
-        return min(CPU_BATCH, self.config.batch_size)
+        return min(CPU_BATCH * self.config.model.views, self.config.batch_size)
 
     def list_ways(self) -> dict[str, DataConfig]:
         """Return the ways to load clips on this device: as configured first, then the others."""
@@ -211,8 +211,12 @@ class PlannedRun:
         configured = replace(self.config.data, canonical_nodes=1)
         ways = {CONFIGURED: configured}
         for way, changes in OTHER_WAYS.items():
-            # A single clip of a video has no other to begin apart from.
-            data = replace(configured, **changes, views_apart_s=0)
+            if self.config.model.views > 1:
+                # There are as many views as data.repeats, whoever decodes them.
+                data = replace(configured, decoder=changes["decoder"])
+            else:
+                # A single clip of a video has no other to begin apart from.
+                data = replace(configured, **changes, views_apart_s=0)
             is_possible = self.on_gpu or data.decoder == "pyav"
             if is_possible and data != configured:
                 ways[way] = data
@@ -357,6 +361,7 @@ def measure_step(run: PlannedRun, say: Say) -> None:
     seconds = time_step(1)
     if batch_size < config.batch_size:
         affordable = int(batch_size * run.seconds / seconds)
+        affordable -= affordable % config.model.views
         batch_size = max(batch_size, min(config.batch_size, affordable))
         seconds = time_step(1)
     run.step_speed = batch_size / time_step(math.ceil(run.seconds / seconds))

@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> None:
     if options.command == "import":
         import_weights(weights, source, options.output)
     else:
-        weights = drop_unusual_decoder(weights)
+        weights = drop_unusual_decoder(drop_views(weights))
         export_weights(weights, source, options)
     destination = options.output or options.push
     num_parameters = sum(value.numel() for value in weights.state.values())
@@ -133,6 +133,16 @@ def export_weights(weights: Weights, source: Path, options: argparse.Namespace) 
         export_huggingface(weights, options.output)
     else:
         save(options.output, convert(weights, options.to))
+
+
+def drop_views(weights: Weights) -> Weights:
+    """Remove the projector of views: it serves its run alone, and no other project has one."""
+    state = {name: value for name, value in weights.state.items() if not name.startswith("views.")}
+    config = weights.config
+    if config.target == "none":
+        # There is no decoder, as in any encoder.
+        config = replace(config, target="pixels")
+    return weights._replace(state=state, config=replace(config, views=1))
 
 
 def drop_unusual_decoder(weights: Weights) -> Weights:

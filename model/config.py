@@ -97,8 +97,8 @@ class ModelConfig:
     """false: as in the authors' code, the sampling loss also trains the tokenizer"""
 
     target: Literal[*TARGETS] = "pixels"  # type: ignore[valid-type]
-    """what the decoder predicts: pixels, how much patches move, or a frozen teacher's features;
-    none: nothing, without a decoder (with model.views)"""
+    """what the decoder predicts: pixels, how much patches move, a frozen teacher's features; none:
+    nothing, there is no decoder (with model.views)"""
     teacher: str = option("", free=True)
     """with target=teacher: a run or weights, a folder of transformers or timm, or hf://user/name"""
     teacher_image_size: int | None = option(None, at_least=1)

@@ -20,6 +20,11 @@ def load_adamae(path: str | Path, **changes: Any) -> AdaMAE:
     clips: learned positions are then interpolated. Raise InputError if weights are missing.
     """
     state, config, *_ = pretrained.load(path)
+    if config.target == "none":
+        raise InputError(
+            f"{path} was trained with model.target=none and predicts nothing: load its encoder"
+            " (load_encoder), or choose a run with another target"
+        )
     if "decoder.mask_token" not in state:
         raise InputError(
             f"{path} has no decoder, only an encoder: choose the run or file of the pre-training"

@@ -135,9 +135,11 @@ def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tup
     if run.task != "pretrain":
         raise InputError(f"task is {run.task}; only the memory of pre-training is predicted")
     batch_size = batch_size or min(run.batch_size, run.clips_per_step(world_size=1))
+    # Views of a video are in one batch.
+    batch_size = round_up(batch_size, run.model.views)
     on_gpu = run.device != "cpu"
     at_peak = predict(run.model, batch_size, on_gpu)
-    ample = predict(run.model, AMPLE_BATCH, on_gpu)
+    ample = predict(run.model, ample_batch(run.model), on_gpu)
     device = "a GPU" if on_gpu else "this CPU"
     total = format_bytes(sum(at_peak.values()))
     rows = [(f"{batch_size} clips", f"{total}, predicted for {device}: at the peak of a step")]
@@ -150,10 +152,15 @@ def describe_memory(run: TrainConfig, batch_size: int | None = None) -> list[tup
     return rows
 
 
+def ample_batch(config: ModelConfig) -> int:
+    """Return AMPLE_BATCH, or a few clips more that are all views of some videos."""
+    return round_up(AMPLE_BATCH, config.views)
+
+
 def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
     """Return the maximum number of clips that fit into `capacity` bytes, beside those of DALI.
 
-    ample: the account of AMPLE_BATCH clips.
+    ample: the account of `ample_batch(config)` clips.
     """
     height, width = config.frame_size
     # DALI holds the stored frames of the batch that it decodes, and the clips of those that are
@@ -161,9 +168,10 @@ def largest_batch(config: ModelConfig, ample: Account, capacity: float) -> int:
     pixels_per_frame = STORED_PIXELS + DataConfig.prefetch * height * width
     loaded_per_clip = config.num_frames * 3 * pixels_per_frame
     fixed = sum(ample[label] for label in FIXED)
-    per_clip = (sum(ample.values()) - fixed) / AMPLE_BATCH + loaded_per_clip
+    per_clip = (sum(ample.values()) - fixed) / ample_batch(config) + loaded_per_clip
     available = capacity - RESERVE_GPU - NVDEC_BYTES - fixed
-    return max(0, int(available / per_clip))
+    num_clips = max(0, int(available / per_clip))
+    return num_clips // config.views * config.views
 
 
 def _make_task(config: ModelConfig) -> Pretraining:

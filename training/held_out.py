@@ -1,7 +1,7 @@
 """Measure features on held-out videos without a classifier.
 
-The metrics are k-NN accuracy beside three baselines (training.measures), RankMe and, of an AdaMAE,
-the reconstruction loss. Each video is measured by one clip.
+The metrics are k-NN accuracy beside three baselines (training.measures), RankMe and, of an AdaMAE
+with a decoder, the reconstruction loss. Each video is measured by one clip.
 """
 
 import sys
@@ -86,8 +86,8 @@ class HeldOut:
     def evaluate(self, model: EncoderModel | Encoder | None, dist: Distributed) -> dict[str, float]:
         """Return the metrics of a model, or, without one, those that need none.
 
-        They are num_videos, rankme, the reconstruction_loss of an AdaMAE, and, where there are
-        labels, those of `_score_neighbors`.
+        They are num_videos, rankme, the reconstruction_loss of a model with a decoder, and, where
+        there are labels, those of `_score_neighbors`.
         """
         queries = self._encode(model, self.dataset, dist)
         metrics: dict[str, float] = {"num_videos": len(queries.samples)}
@@ -236,8 +236,11 @@ def rankme(features: Float[Tensor, "V D"]) -> float:
     """Compute the smooth rank of the features (RankMe, Garrido et al. 2023, arXiv 2210.02885).
 
     It is the exponential of the entropy of the singular values: 1 if all features are alike, and
-    at most D.
+    at most D. Other than there, the mean is subtracted first. What all videos share tells none of
+    them apart, and where it is large, its one singular value hides the others: of features whose
+    rank was 18 to 28 without the mean, it was 2 to 6 with it.
     """
-    values = np.linalg.svd(features.numpy().astype(np.float64), compute_uv=False)
+    matrix = features.numpy().astype(np.float64)
+    values = np.linalg.svd(matrix - matrix.mean(axis=0), compute_uv=False)
     p = values / max(values.sum(), 1e-12) + 1e-7
     return float(np.exp(-(p * np.log(p)).sum()))

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from adamae.common.arithmetic import ceil_div
 from adamae.common.logging import format_count
 from adamae.model.weights.external_layouts import list_own_features
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
 from adamae.pipeline.planning.plan import frame_step, largest_stride
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig
+from adamae.training.distributed import count_ranks
 from adamae.training.held_out import has_same_classes
 
 # So many videos of a dataset are looked at; shards hold them in random order.
@@ -34,6 +36,8 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
         num_videos = min(config.data.subset, num_videos)
     warnings = warn_of_scale(config, num_videos, device)
     warnings += note_own_features(config)
+    warnings += note_views(config)
+    warnings += note_short_views(dataset, config.data, config.model.num_frames)
     warnings += warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.task != "pretrain" and config.data.flip:
         warnings += warn_of_flips(dataset.info.classes)
@@ -116,6 +120,44 @@ def note_own_features(config: TrainConfig) -> list[str]:
     return [
         f"no other project, such as transformers, has {names}: this model can be exported with"
         " --to encoder only"
+    ]
+
+
+def note_views(config: TrainConfig) -> list[str]:
+    """Return a sentence on how many videos are compared, which passes of a step do not add to."""
+    num_views = config.model.views
+    if num_views == 1:
+        return []
+    num_ranks = count_ranks()
+    num_clips = config.clips_per_step(num_ranks)
+    num_passes = ceil_div(num_clips, config.batch_size * num_ranks)
+    num_videos = num_clips // (num_passes * num_views)
+    note = (
+        f"a forward pass of all ranks tells {num_videos} videos apart, with {num_views} views of"
+        " each"
+    )
+    if num_passes > 1:
+        note += (
+            f"; that a step has {num_passes} passes adds none: only a larger batch_size or more"
+            " ranks do"
+        )
+    return [note]
+
+
+def note_short_views(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
+    """Return a sentence on videos without room for views that begin data.views_apart_s apart."""
+    if data.views_apart_s == 0:
+        return []
+    stored_frames = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
+    fps = dataset.column("fps", MAX_CHECKED)
+    strides = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
+    spans = (num_frames - 1) * frame_step(fps, strides, data) + data.views_apart_s * fps
+    is_short = stored_frames <= spans
+    if not is_short.any():
+        return []
+    return [
+        f"{is_short.sum()} of {len(stored_frames)} videos are too short for clips that begin"
+        f" {data.views_apart_s:g} s apart (data.views_apart_s): theirs begin closer together"
     ]
 
 

@@ -1,5 +1,6 @@
 """Describe the results of a run in words, for train.py, evaluate.py and the report."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ ACCURACIES = {
 }
 # A loss relative to that of predicting each patch's mean (1) is near 1 from this on.
 NOTHING_LEARNED = 0.98
+# RankMe is 1 if the features of all videos are alike.
+COLLAPSED = 2
 PREFIX = "evaluation/"
 Metrics = Mapping[str, float]
 
@@ -44,6 +47,8 @@ def describe_scores(metrics: Metrics) -> str:
         parts.append(f"{', '.join(accuracies)} (± standard error; {how}{', '.join(baselines)})")
     if "mAP" in metrics:
         parts.append(f"mAP {metrics['mAP']:.3f} (chance {metrics['chance_mAP']:.3f})")
+    if "rankme" in metrics:
+        parts.append(f"RankMe {metrics['rankme']:.1f}")
     parts.append(format_count(int(metrics["num_videos"]), "video"))
     return ", ".join(parts)
 
@@ -74,6 +79,11 @@ def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list
         warnings.append(
             "WARNING: the held-out loss is that of predicting the mean of each patch (1), so"
             " hardly anything has been learned: train longer, or with a higher optimizer.base_lr"
+        )
+    if metrics.get("rankme", math.inf) < COLLAPSED:
+        warnings.append(
+            f"WARNING: RankMe is {metrics['rankme']:.1f}: the features of all videos are nearly"
+            " alike: lower optimizer.base_lr, or train on more videos"
         )
     return warnings
 

@@ -198,6 +198,7 @@ def test_presets_are_valid_and_train_scratch_once(preset: str, tmp_path: Path) -
         ),
         (["--strategies", "adaptive:model.foo=1", "--ratios", ".9", *SHARDS], "model.foo"),
         (["--strategies", "tube", "--ratios", "0.999", *SHARDS], "0.999"),
+        (["--strategies", "views/tube", "--ratios", "0.75", *SHARDS], "no objective of the preset"),
     ],
 )
 def test_bad_arguments_are_refused_before_training(
@@ -205,6 +206,20 @@ def test_bad_arguments_are_refused_before_training(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run_study(parse_arguments([*arguments, "--output", str(tmp_path)]))
+
+
+def test_an_objective_is_for_pretraining_alone(tmp_path: Path) -> None:
+    arguments = ["--preset", "cpu_clips", *SHARDS, "--ratios", "0.9", "--strategies"]
+    study = Study(parse_arguments([*arguments, "views/random", "--seeds", "0"]), tmp_path)
+    (point,) = study.points
+    assert point.name == "views_random-0.9-seed0"
+    config = parse([*study.make_overrides(point, "pretrain"), "data.shards=here"])
+    assert config.model.masking == "random"
+    assert config.model.target == "none"
+    assert config.model.views == config.data.repeats == 4
+    labeled = parse([*study.make_overrides(point, "finetune"), "data.shards=here"])
+    assert labeled.model.views == 1
+    assert labeled.steps == 3000
 
 
 def test_a_strategy_names_overrides(tmp_path: Path) -> None:

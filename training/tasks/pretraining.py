@@ -1,4 +1,4 @@
-"""Pre-training: reconstruct masked clips, and learn which tokens to mask (arXiv 2211.09120 §3)."""
+"""Pre-training: predict masked tokens, learn which to mask (arXiv 2211.09120 §3), compare views."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -67,12 +67,11 @@ class Pretraining(Task):
         seed = torch.full((), self.config.seed, dtype=torch.int64, device=device)
         offset = torch.full((), batch.positions[0], dtype=torch.int64, device=device)
         output: Output = model(batch.clip, seed, offset)
-        scalars = {
-            "loss": output.loss,
-            "reconstruction_loss": output.reconstruction_loss,
-            "sampling_loss": output.sampling_loss,
-        }
-        if self.config.model.views > 1:
+        scalars = {"loss": output.loss}
+        if self.model.decoder is not None:
+            scalars["reconstruction_loss"] = output.reconstruction_loss
+            scalars["sampling_loss"] = output.sampling_loss
+        if self.model.views is not None:
             scalars["views_loss"] = output.views_loss
         if output.log_probs is not None:
             entropy = -(output.log_probs.exp() * output.log_probs).sum(-1)
@@ -85,6 +84,7 @@ class Pretraining(Task):
 
     def plot(self, step: int, log: Logger) -> None:
         if self.model.decoder is None:
+            # Nothing is predicted that could be shown.
             return
         # Matplotlib and the readers of users' videos: in rank 0 alone.
         from adamae.figures.clips import read_clips
