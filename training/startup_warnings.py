@@ -132,10 +132,7 @@ def note_views(config: TrainConfig) -> list[str]:
     num_clips = config.clips_per_step(num_ranks)
     num_passes = ceil_div(num_clips, config.batch_size * num_ranks)
     num_videos = num_clips // (num_passes * num_views)
-    note = (
-        f"a forward pass of all ranks tells {num_videos} videos apart, with {num_views} views of"
-        " each"
-    )
+    note = f"a forward pass of all ranks compares {num_views} views of each of {num_videos} videos"
     if num_passes > 1:
         note += (
             f"; that a step has {num_passes} passes adds none: only a larger batch_size or more"
@@ -157,7 +154,7 @@ def note_short_views(dataset: ShardDataset, data: DataConfig, num_frames: int) -
         return []
     return [
         f"{is_short.sum()} of {len(stored_frames)} videos are too short for clips that begin"
-        f" {data.views_apart_s:g} s apart (data.views_apart_s): theirs begin closer together"
+        f" {data.views_apart_s:g} s apart (data.views_apart_s): their views begin closer together"
     ]
 
 

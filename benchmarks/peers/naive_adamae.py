@@ -57,6 +57,7 @@ class NaiveAdaMAE(nn.Module):
         p = config.patch_size
         self.config = config
         self.encoder_positions = model.encoder.positions
+        assert model.decoder is not None
         self.decoder_positions = model.decoder.positions
         self.tokenizer = nn.Conv3d(3, size.encoder_width, (t, p, p), stride=(t, p, p))
         self.token_sampler = self._make_sampler(size.encoder_width)

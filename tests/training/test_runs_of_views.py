@@ -103,7 +103,7 @@ def test_passes_and_short_videos_are_named_at_the_start(
 ) -> None:
     train(parse([*arguments, *VIEWS, "batch_size=4", "global_batch=8", "steps=1"]))
     log = capsys.readouterr().err
-    assert "a forward pass of all ranks tells 2 videos apart, with 2 views of each" in log
+    assert "a forward pass of all ranks compares 2 views of each of 2 videos" in log
     assert "that a step has 2 passes adds none" in log
     assert "videos are too short for clips that begin" not in log
     shutil.rmtree(tmp_path / "run")
