@@ -52,6 +52,11 @@ CLASSES = {
             "top-1 0.500 ± 0.015, top-5 0.750 ± 0.013, k-NN 0.450 ± 0.016 (± standard error; k = 9",
         ),
         (
+            KNN | {"rankme": 18.26},
+            f"{KNN_TEXT} (± standard error; k = 20, one clip; most common class 0.508), RankMe"
+            " 18.3, 63 videos",
+        ),
+        (
             {"mAP": 0.31, "chance_mAP": 0.08, "num_videos": 40},
             "mAP 0.310 (chance 0.080), 40 videos",
         ),
@@ -75,6 +80,8 @@ def test_a_score_that_says_nothing_is_said() -> None:
     assert f"not clearly above {baseline} (0.635)" in pixels
     (loss,) = interpret_scores(KNN | {"reconstruction_loss": 0.985}, model)
     assert "the mean of each patch (1), so hardly anything has been learned" in loss
+    (rank,) = interpret_scores(KNN | {"rankme": 1.3})
+    assert "RankMe is 1.3: the features of all videos are nearly alike" in rank
     other = parse(["data.shards=s", "model.normalize_target=false"]).model
     assert interpret_scores(KNN | {"reconstruction_loss": 1.2}, other) == []
 
