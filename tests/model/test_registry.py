@@ -55,7 +55,7 @@ def test_a_new_mask_and_a_new_target_are_a_class_and_a_line() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "{adaptive,random,tube,frame,motion,motion-share,late}" in done.stdout
-    assert "{pixels,motion-energy,teacher,brightness}" in done.stdout
+    assert "{pixels,motion-energy,teacher,none,brightness}" in done.stdout
 
 
 def test_a_name_without_a_line_is_refused() -> None:
