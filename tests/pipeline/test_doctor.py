@@ -72,6 +72,17 @@ def test_a_healthy_machine_and_its_shards(report: Report, synthetic_shards: Path
     assert "\n!" not in lines["all"]
 
 
+def test_views_are_loaded_and_timed_as_many_as_there_are(
+    report: Report, synthetic_shards: Path
+) -> None:
+    views = ["model.views=2", "data.repeats=2", "data.views_apart_s=1", "model.masking=random"]
+    status, lines = report(str(synthetic_shards), "data.frame_stride=2", *views)
+    assert status == 0, lines["all"]
+    assert "with this configuration" in lines["loading"]
+    assert "data.repeats=1" not in lines["all"], "no other number of clips makes these views"
+    assert "compares 2 views of each of 1 videos" in lines["all"]
+
+
 def test_without_shards_it_measures_the_step(report: Report) -> None:
     status, lines = report("steps=3")
     assert status == 0
