@@ -25,7 +25,10 @@ def arguments(arguments: list[str]) -> list[str]:
     return [*arguments, "batch_size=8", "steps=4", "checkpoint_every=2"]
 
 
-@pytest.mark.parametrize("objective", [VIEWS, ALONE], ids=["both", "alone"])
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(VIEWS, marks=pytest.mark.slow, id="both"), pytest.param(ALONE, id="alone")],
+)
 def test_a_run_of_views_resumes_bit_by_bit_and_says_how_it_goes(
     objective: list[str], arguments: list[str], synthetic_shards: Path, tmp_path: Path
 ) -> None:
