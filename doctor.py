@@ -169,6 +169,7 @@ from adamae.pipeline.planning.plan import TrainingPlan
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.accounting import describe_memory
 from adamae.training.distributed import Distributed, sum_over_ranks
+from adamae.training.parallelize import check_views
 from adamae.training.schedule import Schedule
 from adamae.training.startup_warnings import startup_warnings
 from adamae.training.tasks.pretraining import Pretraining
@@ -213,10 +214,13 @@ class PlannedRun:
         for way, changes in OTHER_WAYS.items():
             if self.config.model.views > 1:
                 # There are as many views as data.repeats, whoever decodes them.
-                data = replace(configured, decoder=changes["decoder"])
+                decoder = changes["decoder"]
+                way = f"data.decoder={decoder}"
+                data = replace(configured, decoder=decoder)
             else:
                 # A single clip of a video has no other to begin apart from.
-                data = replace(configured, **changes, views_apart_s=0)
+                apart_s = 0 if changes["repeats"] == 1 else configured.views_apart_s
+                data = replace(configured, **changes, views_apart_s=apart_s)
             is_possible = self.on_gpu or data.decoder == "pyav"
             if is_possible and data != configured:
                 ways[way] = data
@@ -228,6 +232,7 @@ def main(options: argparse.Namespace) -> int:
     if not Check("GPUs", partial(describe_gpus, config)).report():
         return 1
     with Distributed(config.device, config.timeout_s) as dist:
+        check_views(config, dist.world_size)
         config.global_batch = config.clips_per_step(dist.world_size)
         # With many ranks, the part of each in a step may be smaller than its micro-batch.
         config.batch_size = min(config.batch_size, ceil_div(config.global_batch, dist.world_size))

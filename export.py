@@ -84,17 +84,19 @@ def main(options: argparse.Namespace) -> None:
     if options.command == "import":
         import_weights(weights, source, options.output)
     else:
-        weights = drop_unusual_decoder(drop_views(weights))
+        weights = drop_own_parts(weights)
         export_weights(weights, source, options)
     destination = options.output or options.push
     num_parameters = sum(value.numel() for value in weights.state.values())
     log(f"wrote {destination}: {num_parameters / 1e6:.1f} M parameters from {source}")
-    log(f"next, in Python: {name_loader(options)}")
+    log(f"next, in Python: {name_loader(options, is_pretraining(weights.state))}")
 
 
-def name_loader(options: argparse.Namespace) -> str:
+def name_loader(options: argparse.Namespace, has_decoder: bool) -> str:
     """Return the call that loads what was written."""
     if options.command == "export":
+        if options.push and not has_decoder:
+            return f'adamae.load_encoder("hf://{options.push}")'
         if options.push:
             return f'adamae.load_adamae("hf://{options.push}")'
         if options.to == "huggingface":
@@ -135,29 +137,20 @@ def export_weights(weights: Weights, source: Path, options: argparse.Namespace) 
         save(options.output, convert(weights, options.to))
 
 
-def drop_views(weights: Weights) -> Weights:
-    """Remove the projector of views: it serves its run alone, and no other project has one."""
-    state = {name: value for name, value in weights.state.items() if not name.startswith("views.")}
-    config = weights.config
-    if config.target == "none":
-        # There is no decoder, as in any encoder.
-        config = replace(config, target="pixels")
-    return weights._replace(state=state, config=replace(config, views=1))
+def drop_own_parts(weights: Weights) -> Weights:
+    """Remove what no other project can use.
 
-
-def drop_unusual_decoder(weights: Weights) -> Weights:
-    """Remove a decoder, and its sampler, that other projects cannot use.
-
-    VideoMAE's decoder predicts pixels, by self-attention among all tokens.
+    That is the projector of views, and a decoder with its sampler unless it is like VideoMAE's,
+    which predicts pixels by self-attention among all tokens.
     """
-    if weights.config.target == "pixels" and weights.config.decoder_attention == "self":
-        return weights
-    prefixes = ("decoder.", "token_sampler.")
-    state = {k: value for k, value in weights.state.items() if not k.startswith(prefixes)}
-    config = replace(
-        weights.config, target="pixels", teacher="", loss="mse", decoder_attention="self"
-    )
-    return weights._replace(state=state, config=config)
+    config = weights.config
+    prefixes = ["views."]
+    changes: dict[str, Any] = {"views": 1}
+    if config.target != "pixels" or config.decoder_attention != "self":
+        prefixes += ["decoder.", "token_sampler."]
+        changes |= {"target": "pixels", "teacher": "", "loss": "mse", "decoder_attention": "self"}
+    state = {k: value for k, value in weights.state.items() if not k.startswith(tuple(prefixes))}
+    return weights._replace(state=state, config=replace(config, **changes))
 
 
 def list_own_parts(weights: Weights) -> list[str]:

@@ -198,7 +198,7 @@ def make_plan(
         world_size=dist.world_size,
     )
     check_channels(dataset.channels, config.model.in_channels)
-    check_views(config.model.views, plan, dist.world_size)
+    check_views(config, dist.world_size)
     check_graphs(config.compile, dist.device.type, plan.microbatches_per_step)
     return plan
 

@@ -13,8 +13,8 @@ They learn from all labels of --shards. `--labels 50 100` gives a curve over lab
 each number, whose videos the seed chooses, after the same pre-training. The number of steps
 with few labels is the preset's.
 
-A strategy is a masking or `scratch`, optionally with an objective of the preset, which is how a
-point is pre-trained (`views/random`), and with overrides for all runs of the point:
+A strategy is a masking or `scratch`. An objective of the preset before it says how the point is
+pre-trained: `views/random`. Overrides after it are for all runs of the point, with labels too:
 `adaptive:model.sampler_depth=2,steps=900`. `section.key=value` applies to all points. The presets
 are in benchmarks/masking_study.yaml. Re-running the command with the same --output resumes; copy
 points/ to resume on another machine. Further strategies, ratios or seeds are added to the table, by

@@ -74,7 +74,7 @@ from adamae.pipeline.decoding.video import Video
 from adamae.pipeline.decoding.video_source import VideoSource
 from adamae.pipeline.loader import ClipLoader
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.pipeline.planning.plan import PlanRow, TrainingPlan
+from adamae.pipeline.planning.plan import PlanRow, TrainingPlan, join_frames
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.shard_tools.plan import make_key
 
@@ -415,7 +415,7 @@ def decode_only(dataset: ShardDataset, row: PlanRow) -> list[int]:
 
 def copy_planes(dataset: ShardDataset, row: PlanRow) -> Tensor:
     """Decode the frames of a clip, each once, and copy what it shows of their planes."""
-    video = dataset.read_clip(row.sample, row.frames)
+    video = dataset.read_clip(row.sample, join_frames([row]))
     copies = np.empty(0, np.uint8)
 
     def allocate(num_bytes: int) -> tuple[int, np.ndarray]:

@@ -49,6 +49,9 @@ MAX_TOKENS = 2**14
 # At every size, as in the authors' code.
 SAMPLER_HEADS = 8
 
+# How a decoder is trained.
+DECODER_OPTIONS = ("decoder_attention", "decoder_share")
+
 
 @dataclass
 class ModelConfig:
@@ -200,11 +203,13 @@ class ModelConfig:
                 "model.masking=adaptive learns from the errors of predictions, and"
                 " model.target=none makes none: set model.masking=motion-share or random"
             )
-        if self.decoder_share < 1:
-            raise InputError(
-                "model.decoder_share does nothing with model.target=none, which has no decoder:"
-                " remove it"
-            )
+        for name in DECODER_OPTIONS:
+            default = getattr(ModelConfig, name)
+            if getattr(self, name) != default:
+                raise InputError(
+                    f"model.{name} does nothing with model.target=none, which has no decoder: set"
+                    f" it to {default}, its default"
+                )
 
     def _check_clip(self) -> None:
         if self.num_tokens > MAX_TOKENS:

@@ -1,5 +1,4 @@
-"""What a configuration chooses from: a new mask, target, decoder or loss of views is
-a file and a line here.
+"""What a configuration chooses from: each choice is a file and a line here.
 
 Classes are named, not imported: configurations and --help list the names without PyTorch.
 """
@@ -27,8 +26,6 @@ DECODERS = {
     "self": "adamae.model.decoder:Decoder",
     "cross": "adamae.model.decoder:CrossDecoder",
 }
-
-
 # What keeps features of different videos apart where those of a video's views are drawn together.
 VIEWS_LOSSES = {
     "infonce": "adamae.model.views:compute_infonce",

@@ -29,19 +29,23 @@ class Views(nn.Module):
         super().__init__()
         self.num_views = config.views
         self.compare = find_class(VIEWS_LOSSES, config.views_loss)
+        # Set by parallelize(): only ranks of a run compute the same steps at the same time.
+        self.compares_ranks = False
         self.projector = make_projector(config.dimensions.encoder_width)
 
     def forward(self, features: Float[Tensor, "B K D"]) -> Float[Tensor, ""]:
-        """Return the loss of the encoded visible tokens of B clips of all ranks, in fp32."""
+        """Return the loss of the encoded visible tokens of B clips, in fp32."""
         # Averaged before ranks exchange them: K times fewer values travel.
         pooled = features.float().mean(dim=1)
+        if self.compares_ranks:
+            pooled = gather_over_ranks(pooled)
         with torch.autocast(features.device.type, enabled=False):
-            projections = self.projector(gather_over_ranks(pooled))
+            projections = self.projector(pooled)
             return self.compare(projections.unflatten(0, (-1, self.num_views)))
 
 
 def make_projector(width: int) -> nn.Sequential:
-    """Make an MLP whose BatchNorm, without which projections may collapse, counts all videos."""
+    """Make an MLP. Its BatchNorm, over all clips, keeps projections from becoming equal."""
     layers: list[nn.Module] = []
     for _ in range(2):
         layers.append(nn.Linear(width, HIDDEN_WIDTH, bias=False))
@@ -79,9 +83,7 @@ def gather_over_ranks(rows: Float[Tensor, "B D"]) -> Float[Tensor, "RB D"]:
     Every rank computes the same loss of all rows. Gradients reach this rank's own rows only, R
     times as large, since DistributedDataParallel divides the sum over ranks by R.
     """
-    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-    if num_ranks == 1:
-        return rows
+    num_ranks = dist.get_world_size()
     constant = rows.detach()
     gathered = [torch.empty_like(constant) for _ in range(num_ranks)]
     dist.all_gather(gathered, constant)

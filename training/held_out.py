@@ -93,7 +93,7 @@ class HeldOut:
         metrics: dict[str, float] = {"num_videos": len(queries.samples)}
         if model is not None:
             metrics["rankme"] = rankme(queries.features)
-        if predicts(model):
+        if has_decoder(model):
             metrics["reconstruction_loss"] = queries.losses.mean().item()
         if not self.dataset.info.has_one_label:
             return metrics
@@ -184,7 +184,7 @@ class HeldOut:
                 return torch.cat(columns, dim=1)
             # For so few batches of another size, compiling takes longer than it saves.
             with torch.compiler.set_stance("force_eager"):
-                if predicts(model) and is_held_out:
+                if has_decoder(model) and is_held_out:
                     output = model(batch.clip, MASK_SEED, batch.positions[0])
                     columns[0] = output.loss_per_token.mean(dim=1, keepdim=True)
                 columns.append(pool(model, batch.clip).float())
@@ -214,7 +214,7 @@ class HeldOut:
         return EncodedVideos(samples.tolist(), *results.split(widths, dim=1))
 
 
-def predicts(model: EncoderModel | Encoder | None) -> TypeGuard[AdaMAE]:
+def has_decoder(model: EncoderModel | Encoder | None) -> TypeGuard[AdaMAE]:
     """Return whether a model has a decoder, whose errors are measured."""
     return isinstance(model, AdaMAE) and model.decoder is not None
 

@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adamae.common.devices import autocast_to, choose_precision
 from adamae.common.errors import InputError
+from adamae.common.logging import format_count
 from adamae.model.casting import keep_copies
+from adamae.model.views import Views
 from adamae.pipeline.loader import Batch
-from adamae.pipeline.planning.plan import TrainingPlan
 from adamae.training.config import Compile, TrainConfig
 from adamae.training.distributed import Distributed, count_ranks
 from adamae.training.tasks.task import Task
@@ -48,6 +49,9 @@ def parallelize(
     if dist.world_size == 1:
         keep_bf16_copies(task.model, optimizer, config, dist.device)
         return task.model
+    for module in task.model.modules():
+        if isinstance(module, Views):
+            module.compares_ranks = True
     # Buffers are not broadcast at every step: they are position tables, 7 MB that never change, and
     # statistics of a probe, over which its task averages.
     sync_buffers: dict[str, Any] = {SYNC_BUFFERS: False}
@@ -121,21 +125,32 @@ def compile_in_place(model: nn.Module, how: Compile = True, **options: Any) -> N
     model.compile(**options)
 
 
-def check_views(num_views: int, plan: TrainingPlan, world_size: int) -> None:
-    """Raise InputError if a forward pass of all ranks together cannot compare views of videos."""
-    if num_views == 1:
+def check_views(config: TrainConfig, world_size: int) -> None:
+    """Raise InputError unless a step with views is one forward pass of several videos.
+
+    Videos are compared within a pass. So global_batch alone says how many are, and a run resumes
+    with any number of ranks that share it equally.
+    """
+    views = config.model.views
+    if views == 1:
         return
-    clips_per_pass = plan.batch_size * world_size
-    if clips_per_pass * plan.microbatches_per_step != plan.global_batch:
+    num_clips = config.clips_per_step(world_size)
+    if num_clips == views:
         raise InputError(
-            f"global_batch is {plan.global_batch}, which forward passes of up to"
-            f" {plan.batch_size} clips share unequally, and model.views needs equal ones on all"
-            f" {world_size} ranks: set it to a multiple of {clips_per_pass}"
+            f"global_batch is {num_clips}, all views of one video, and model.views needs other"
+            " videos to keep it apart from: raise batch_size, or global_batch if it is set"
         )
-    if clips_per_pass == num_views:
+    if num_clips % (views * world_size):
         raise InputError(
-            f"batch_size makes forward passes of {num_views} clips, all views of one video, and"
-            " model.views needs other videos to keep it apart from: raise batch_size"
+            f"global_batch is {num_clips}, and model.views={views} needs a multiple of"
+            f" {views * world_size}: all views of a video on one rank, and as many videos on each"
+            f" of {format_count(world_size, 'rank')}. Change it, or start another number of ranks"
+        )
+    if num_clips > config.batch_size * world_size:
+        raise InputError(
+            f"global_batch is {num_clips}, several forward passes of batch_size="
+            f"{config.batch_size}, and model.views compares all videos of a step in one: raise"
+            f" batch_size to {num_clips // world_size}, start more ranks, or lower global_batch"
         )
 
 

@@ -35,7 +35,7 @@ CHARTS = {
         "evaluation/reconstruction_loss",
         "evaluation/nll",
     ),
-    "falls below log(clips of a pass), which is a guess": ("views_loss",),
+    "falls below log(clips of a step), that of a guess": ("views_loss",),
     "rises above majority, pixel and difference": (
         "evaluation/knn_top1",
         "evaluation/majority_top1",

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from adamae.common.arithmetic import ceil_div
 from adamae.common.logging import format_count
 from adamae.model.weights.external_layouts import list_own_features
 from adamae.pipeline.config import DEFAULT_STRIDE, DataConfig
-from adamae.pipeline.planning.plan import frame_step, largest_stride
+from adamae.pipeline.planning.plan import NTSC_TOLERANCE, frame_step, largest_stride
 from adamae.pipeline.shards.dataset import ShardDataset
 from adamae.training.config import TrainConfig
 from adamae.training.distributed import count_ranks
@@ -36,7 +35,7 @@ def startup_warnings(config: TrainConfig, dataset: ShardDataset, device: torch.d
         num_videos = min(config.data.subset, num_videos)
     warnings = warn_of_scale(config, num_videos, device)
     warnings += note_own_features(config)
-    warnings += note_views(config)
+    warnings += note_views(config, num_videos)
     warnings += note_short_views(dataset, config.data, config.model.num_frames)
     warnings += warn_of_videos(dataset, config.data, config.model.num_frames)
     if config.task != "pretrain" and config.data.flip:
@@ -123,33 +122,31 @@ def note_own_features(config: TrainConfig) -> list[str]:
     ]
 
 
-def note_views(config: TrainConfig) -> list[str]:
-    """Return a sentence on how many videos are compared, which passes of a step do not add to."""
-    num_views = config.model.views
-    if num_views == 1:
+def note_views(config: TrainConfig, num_videos: int) -> list[str]:
+    """Return a sentence on how many videos are compared, and a warning if there are too few."""
+    views = config.model.views
+    if views == 1:
         return []
-    num_ranks = count_ranks()
-    num_clips = config.clips_per_step(num_ranks)
-    num_passes = ceil_div(num_clips, config.batch_size * num_ranks)
-    num_videos = num_clips // (num_passes * num_views)
-    note = f"a forward pass of all ranks compares {num_views} views of each of {num_videos} videos"
-    if num_passes > 1:
-        note += (
-            f"; that a step has {num_passes} passes adds none: only a larger batch_size or more"
-            " ranks do"
+    num_compared = config.clips_per_step(count_ranks()) // views
+    notes = [f"a step compares {views} views of each of {num_compared} videos"]
+    if num_videos < num_compared:
+        notes.append(
+            f"WARNING: there are {format_count(num_videos, 'video')}, so a step holds some twice,"
+            " and takes them for different ones: lower batch_size (or global_batch) to"
+            f" {num_videos * views}"
         )
-    return [note]
+    return notes
 
 
 def note_short_views(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
     """Return a sentence on videos without room for views that begin data.views_apart_s apart."""
     if data.views_apart_s == 0:
         return []
-    stored_frames = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
-    fps = dataset.column("fps", MAX_CHECKED)
-    strides = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
-    spans = (num_frames - 1) * frame_step(fps, strides, data) + data.views_apart_s * fps
-    is_short = stored_frames <= spans
+    stored_frames, fps, strides = read_timing(dataset)
+    step = frame_step(fps, strides, data)
+    num_later = np.floor(data.views_apart_s * fps / step + NTSC_TOLERANCE)
+    # The last frame of the last view is the one nearest to its time.
+    is_short = (num_frames - 1 + num_later) * step >= stored_frames - 0.5
     if not is_short.any():
         return []
     return [
@@ -158,9 +155,16 @@ def note_short_views(dataset: ShardDataset, data: DataConfig, num_frames: int) -
     ]
 
 
+def read_timing(dataset: ShardDataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the stored frames, frames per second and strides of videos of a dataset."""
+    stored_frames = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
+    strides = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
+    return stored_frames, dataset.column("fps", MAX_CHECKED), strides
+
+
 def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> list[str]:
     """Return a warning of videos that are shorter than a clip, and one of low frame rates."""
-    stored_frames = dataset.column("num_frames", MAX_CHECKED).astype(np.int64)
+    stored_frames, fps, strides = read_timing(dataset)
     if data.sampling == "segments":
         # One frame from each of num_frames parts of the video.
         spans = np.full(len(stored_frames), num_frames - 1)
@@ -168,8 +172,6 @@ def warn_of_videos(dataset: ShardDataset, data: DataConfig, num_frames: int) -> 
             stored_frames, spans, "frames are repeated", "lower model.num_frames"
         )
     warnings = []
-    fps = dataset.column("fps", MAX_CHECKED)
-    strides = np.maximum(1, dataset.column("frame_stride", MAX_CHECKED).astype(np.int64))
     # The last frame of a clip, in stored frames after the first one, rounded to the nearest.
     spans = (num_frames - 1) * frame_step(fps, strides, data)
     spans = np.floor(spans + 0.5).astype(np.int64)

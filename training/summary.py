@@ -24,8 +24,9 @@ ACCURACIES = {
 }
 # A loss relative to that of predicting each patch's mean (1) is near 1 from this on.
 NOTHING_LEARNED = 0.98
-# RankMe is 1 if the features of all videos are alike.
+# RankMe is 1 if the features of all videos are alike, or if there are two videos.
 COLLAPSED = 2
+MIN_VIDEOS_OF_RANK = 10
 PREFIX = "evaluation/"
 Metrics = Mapping[str, float]
 
@@ -80,7 +81,8 @@ def interpret_scores(metrics: Metrics, model: ModelConfig | None = None) -> list
             "WARNING: the held-out loss is that of predicting the mean of each patch (1), so"
             " hardly anything has been learned: train longer, or with a higher optimizer.base_lr"
         )
-    if metrics.get("rankme", math.inf) < COLLAPSED:
+    has_videos = metrics.get("num_videos", 0) >= MIN_VIDEOS_OF_RANK
+    if has_videos and metrics.get("rankme", math.inf) < COLLAPSED:
         warnings.append(
             f"WARNING: RankMe is {metrics['rankme']:.1f}: the features of all videos are nearly"
             " alike: lower optimizer.base_lr, or train on more videos"

@@ -13,7 +13,7 @@ from adamae.pipeline.decoding.colors import CHROMA_OFFSETS
 from adamae.pipeline.decoding.encoded import MJPEG, Encoded, EncodedPictures, EncodedVideo
 from adamae.pipeline.decoding.planes import PlanarFrames
 from adamae.pipeline.decoding.sources import find_source
-from adamae.pipeline.planning.plan import PlanRow, locate_frames
+from adamae.pipeline.planning.plan import PlanRow, index_frames
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.video_error import VideoError
@@ -154,8 +154,7 @@ class ChunkWriter:
             frame_size = self._setup.plan.frame_size
             planes = source.copy_planes(video, sample, rows, frame_size, allocate)
             if planes is not None:
-                numbers = locate_frames(rows, video.numbers)
-                self._fill_tables(slice(first, first + len(rows)), rows, numbers, planes)
+                self._fill_tables(slice(first, first + len(rows)), rows, planes)
                 return None, planes.num_decoded
             # It may have allocated before a frame came that does not match the ones before.
             self._slots.used_bytes = used_before
@@ -165,12 +164,8 @@ class ChunkWriter:
         clips = memory.reshape(len(rows), *self._layout.clip_shape)
         return start, source.cut_views(video, sample, rows, clips)
 
-    def _fill_tables(
-        self, clips: slice, rows: list[PlanRow], numbers: list[list[int]], frames: PlanarFrames
-    ) -> None:
+    def _fill_tables(self, clips: slice, rows: list[PlanRow], frames: PlanarFrames) -> None:
         """Write the rows `clips` of the tables: how the device makes clips of planes.
-
-        numbers: the frames of each clip, as the copied video counts them.
 
         See kernels.DecodedClips. Example: two clips show the boxes at x = 40 and x = 90, both at y
         = 20, 100 wide and high. The window that was copied is the box at (40, 20), 150 wide and 100
@@ -182,8 +177,7 @@ class ChunkWriter:
         offsets, sizes, boxes, flips, matrices, siting = self._tables
         window = frames.window
         layout = frames.layout
-        for index, clip_numbers in enumerate(numbers, clips.start):
-            offsets[index] = [frames.offsets[number] for number in clip_numbers]
+        offsets[clips] = np.array(frames.offsets)[index_frames(rows)]
         sizes[clips] = window.height, window.width, layout.sample_bytes
         boxes[clips] = [
             (row.crop.x - window.x, row.crop.y - window.y, row.crop.width, row.crop.height)

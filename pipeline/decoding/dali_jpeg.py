@@ -18,7 +18,7 @@ from adamae.pipeline.decoding.dali_video import (
     scale_region,
 )
 from adamae.pipeline.decoding.encoded import Bytes, Encoded, EncodedPictures
-from adamae.pipeline.decoding.joining import Cut
+from adamae.pipeline.decoding.joining import cut_clips
 from adamae.pipeline.planning.crops import FrameSize
 
 
@@ -105,9 +105,8 @@ class PicturesInFlight(NamedTuple):
         decoded = []
         start = 0
         for first_clip, video in self.videos:
-            end = start + len(video.pictures)
-            for index, row in enumerate(video.rows):
-                cut = Cut(first_clip + index, row, 0, video.orders[index])
-                decoded.append(DecodedVideo(clips[index][start:end], [cut]))
-            start = end
+            cuts = cut_clips(first_clip, video.rows, start)
+            for frames, cut in zip(clips, cuts, strict=True):
+                decoded.append(DecodedVideo(frames[cut.first : cut.first + cut.num_frames], [cut]))
+            start += len(video.pictures)
         return decoded

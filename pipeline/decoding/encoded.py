@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from adamae.pipeline.planning.plan import PlanRow, locate_frames
+from adamae.pipeline.planning.plan import PlanRow
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.gops import VideoSlice
 from adamae.pipeline.shards.mp4 import Fragment, read_fragments
@@ -55,7 +55,7 @@ class EncodedVideo(NamedTuple):
     # Of each group, the byte at which the 64 bits of its start time lie, and its duration.
     times: list[tuple[int, int]]
     num_frames: int
-    # The frames that clips show.
+    # The frames that clips show, ascending.
     numbers: tuple[int, ...]
     # A row for each clip.
     rows: list[PlanRow]
@@ -89,8 +89,6 @@ class EncodedPictures(NamedTuple):
     span: slice
     # Of the video's bytes, those of each picture that clips show.
     pictures: list[slice]
-    # The frames of each clip, as indices of pictures; a frame may repeat.
-    orders: list[list[int]]
     # A row for each clip.
     rows: list[PlanRow]
 
@@ -111,14 +109,10 @@ class EncodedPictures(NamedTuple):
             packets += fragment.packets or ()
         if len(packets) != video.num_frames:
             return None
-        numbers = sorted(set(video.numbers))
-        pictures = [packets[number] for number in numbers]
+        pictures = [packets[number] for number in video.numbers]
         if not all(is_baseline_jpeg(video.data[picture], sides) for picture in pictures):
             return None
-        index_of = {number: index for index, number in enumerate(numbers)}
-        located = locate_frames(rows, video.numbers)
-        orders = [list(map(index_of.__getitem__, clip_numbers)) for clip_numbers in located]
-        return cls(slice(0, len(video.data)), pictures, orders, rows)
+        return cls(slice(0, len(video.data)), pictures, rows)
 
 
 Encoded = EncodedVideo | EncodedPictures

@@ -153,8 +153,8 @@ class GpuDecoder:
         num_threads = self._config.workers
         if self._device.type == "cuda":
             num_threads = JPEG_THREADS_PER_GPU
-        num_videos = plan.batch_size // plan.crops_per_decode
-        max_pictures = num_videos * plan.num_frames
+        # Of views that begin apart, no two may show the same frame.
+        max_pictures = plan.batch_size * plan.num_frames
         return JpegGraph(
             self._device, plan.crops_per_decode, plan.frame_size, max_pictures, num_threads
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adamae.pipeline.decoding.encoded import Bytes, EncodedVideo
-from adamae.pipeline.planning.plan import PlanRow, locate_frames
+from adamae.pipeline.planning.plan import PlanRow, index_frames
 
 # With more clips in a video, the cost of opening it is little beside that of its frames.
 CLIPS_PER_VIDEO = 8
@@ -34,6 +34,16 @@ class Cut(NamedTuple):
     def num_frames(self) -> int:
         """The number of decoded frames that the clip is made of, each counted once."""
         return max(self.order) + 1
+
+
+def cut_clips(first_clip: int, rows: list[PlanRow], first_frame: int) -> list[Cut]:
+    """Return the cuts of a video's clips, whose frames were decoded from `first_frame` on."""
+    cuts = []
+    for clip, (row, indices) in enumerate(zip(rows, index_frames(rows), strict=True), first_clip):
+        first = indices[0]
+        order = [index - first for index in indices]
+        cuts.append(Cut(clip, row, first_frame + first, order))
+    return cuts
 
 
 class JoinedVideo(NamedTuple):
@@ -82,17 +92,10 @@ def _join(videos: Sequence[tuple[int, EncodedVideo]], block: Bytes) -> JoinedVid
             start = num_bytes + offset
             struct.pack_into(">Q", data.data, start, time)
             time += duration
+        cuts += cut_clips(first_clip, video.rows, len(numbers))
         # A frame is asked for once: for a repeated one, DALI would return to the beginning of the
         # video.
-        unique = sorted(set(video.numbers))
-        located = locate_frames(video.rows, video.numbers)
-        pairs = zip(video.rows, located, strict=True)
-        for clip, (row, clip_numbers) in enumerate(pairs, first_clip):
-            indices = [unique.index(number) for number in clip_numbers]
-            first = min(indices)
-            order = [index - first for index in indices]
-            cuts.append(Cut(clip, row, len(numbers) + first, order))
-        numbers += [num_frames + number for number in unique]
+        numbers += [num_frames + number for number in video.numbers]
         num_bytes += len(body)
         num_frames += video.num_frames
     return JoinedVideo(data, numbers, cuts)

@@ -51,8 +51,8 @@ class Layout(NamedTuple):
 class PlanarFrames(NamedTuple):
     """A window of a video's frames in a block, laid out as kernels.crop_resize takes them."""
 
-    # The byte of the block at which each frame begins, by its number.
-    offsets: dict[int, int]
+    # The byte of the block at which each frame begins.
+    offsets: list[int]
     window: Crop
     layout: Layout
     num_decoded: int = 0
@@ -132,20 +132,19 @@ def copy_frames(
     stored: tuple[int, int],
     allocate: Allocate,
 ) -> PlanarFrames | None:
-    """Copy a window of the frames with these numbers, each once.
+    """Copy a window of the frames with these numbers, which ascend.
 
     `stored` are the width and height that the frames must have. Return None if they have others,
     are not upright 4:2:0, differ from each other, or if there is no room.
     """
-    indices = {number: index for index, number in enumerate(sorted(set(numbers)))}
     layout: Layout | None = None
-    for number, frame in frames:
+    for index, (_, frame) in enumerate(frames):
         if layout is None:
             layout = Layout.find(frame)
             description = describe(frame)
             if layout is None or (frame.width, frame.height) != stored:
                 return None
-            allocated = _Target.allocate(len(indices), window, layout, allocate)
+            allocated = _Target.allocate(len(numbers), window, layout, allocate)
             if allocated is None:
                 return None
             target = allocated
@@ -153,14 +152,12 @@ def copy_frames(
             # Some streams change size or colors midway.
             return None
         for plane, copies, step in zip(frame.planes, target.planes, SUBSAMPLING, strict=True):
-            copy = copies[indices[number]]
+            copy = copies[index]
             # A view of the window's rows in the decoder's memory, whose rows are longer. One array
             # a plane: slices of a view of the whole plane would take the GIL longer.
             first = window.y // step * plane.line_size + window.x // step * layout.sample_bytes
             strides = (plane.line_size, 1)
             copy[:] = np.ndarray(copy.shape, np.uint8, memoryview(plane), first, strides)
     assert layout is not None
-    offsets = {
-        number: target.start + index * target.frame_bytes for number, index in indices.items()
-    }
+    offsets = [target.start + index * target.frame_bytes for index in range(len(numbers))]
     return PlanarFrames(offsets, window, layout)

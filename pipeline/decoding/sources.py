@@ -17,7 +17,7 @@ from adamae.pipeline.decoding.planes import Allocate, PlanarFrames
 from adamae.pipeline.decoding.video import EXACT, view_plane
 from adamae.pipeline.decoding.video_source import VideoSource
 from adamae.pipeline.planning.crops import FrameSize
-from adamae.pipeline.planning.plan import PlanRow, locate_frames
+from adamae.pipeline.planning.plan import PlanRow, index_frames
 from adamae.pipeline.shards import arrays
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.gops import VideoSlice
@@ -42,7 +42,7 @@ class ClipSource(Protocol):
     ) -> int:
         """Crop, flip and scale every frame of `rows` into `clips`.
 
-        `video` was cut out for the frames of all rows.
+        `video` was cut out for `join_frames(rows)`.
 
         Return how many frames were decoded. Raise VideoError if one cannot be.
         """
@@ -87,16 +87,13 @@ class ArraySource(ClipSource):
                 f"its frames are {'x'.join(map(str, shape))} (height, width, channels), but the"
                 f" sample table says {'x'.join(map(str, expected))}"
             )
-        index_of = {number: index for index, number in enumerate(video.numbers)}
-        all_numbers = locate_frames(rows, video.numbers)
-        for clip, row, numbers in zip(clips, rows, all_numbers, strict=True):
+        for clip, row, indices in zip(clips, rows, index_frames(rows), strict=True):
             x, y, width, height = row.crop
-            indices = [index_of[number] for number in numbers]
             box = frames[indices, y : y + height, x : x + width]
             if row.flip:
                 box = box[:, :, ::-1]
             scale_frames(box, clip)
-        return len(set(video.numbers))
+        return len(frames)
 
     def read_frames(self, source: Source, numbers: Sequence[int], num_frames: int | None) -> Frames:
         return arrays.read_array(source, numbers)

@@ -29,7 +29,7 @@ from adamae.pipeline.decoding.planes import (
 )
 from adamae.pipeline.decoding.video import UPRIGHT, Video, as_rgb, count_turns, view_plane
 from adamae.pipeline.planning.crops import Crop, FrameSize
-from adamae.pipeline.planning.plan import PlanRow, locate_frames
+from adamae.pipeline.planning.plan import PlanRow, index_frames
 from adamae.pipeline.shards import arrays
 from adamae.pipeline.shards.format import Sample
 from adamae.pipeline.shards.gops import VideoSlice
@@ -62,17 +62,17 @@ class VideoSource:
             raise VideoError(
                 f"it is not an array, but the sample table says that it has {num_channels} channels"
             )
-        times_of_clips = [index_times(numbers) for numbers in locate_frames(rows, video.numbers)]
+        times_of_clips = [find_times(indices) for indices in index_frames(rows)]
         size = FrameSize(*clips.shape[2:4])
         stored = sample.width, sample.height
         scalers = [Scaler(row.crop, row.flip, size, stored) for row in rows]
         decoder = Video(video.data, video.num_frames, video.in_groups)
-        for number, frame in decoder.frames(video.numbers):
+        for index, (_, frame) in enumerate(decoder.frames(video.numbers)):
             for clip, scaler, times in zip(clips, scalers, times_of_clips, strict=True):
                 # Clips that begin apart share only some of their frames.
-                if number not in times:
+                if index not in times:
                     continue
-                time, *repeats = times[number]
+                time, *repeats = times[index]
                 scaler.scale(frame, clip[time])
                 # Without any, the assignment would still copy the frame.
                 if repeats:
@@ -91,9 +91,8 @@ class VideoSource:
             return None
         stored = sample.width, sample.height
         window = find_window([row.crop for row in rows], *stored)
-        num_frames = len(set(video.numbers))
         num_images = sum(len(row.frames) for row in rows)
-        if not is_worth_uploading(window, num_frames, num_images, size):
+        if not is_worth_uploading(window, len(video.numbers), num_images, size):
             return None
         decoder = Video(video.data, video.num_frames, video.in_groups)
         copied = copy_frames(decoder.frames(video.numbers), video.numbers, window, stored, allocate)
@@ -110,15 +109,15 @@ class VideoSource:
         return np.stack([images[number] for number in numbers])
 
 
-def index_times(numbers: Sequence[int]) -> dict[int, list[int]]:
-    """Return at which times of a clip each frame is shown.
+def find_times(indices: Sequence[int]) -> dict[int, list[int]]:
+    """Return at which times of a clip each of its frames is shown.
 
-    Several times, for example, the last frame of a video that is shorter than a clip: (5, 6, 6) is
+    Several times, for example, the last frame of a video that is shorter than a clip: [5, 6, 6] is
     {5: [0], 6: [1, 2]}.
     """
     times: dict[int, list[int]] = {}
-    for time, number in enumerate(numbers):
-        times.setdefault(number, []).append(time)
+    for time, index in enumerate(indices):
+        times.setdefault(index, []).append(time)
     return times
 
 

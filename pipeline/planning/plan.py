@@ -397,14 +397,27 @@ def view_frames(
     a view of 0.5 begins at the second of the three that are possible: (12, 14, 16).
     """
     step = frame_step(video.fps, video.frame_stride, config)
-    # Views begin whole steps apart. The small term is for quotients that are whole but for
-    # rounding.
-    num_later = math.floor(config.views_apart_s * video.fps / step + NTSC_TOLERANCE)
-    while num_later and clip_offsets(num_frames + num_later, step)[-1] >= video.num_frames:
-        num_later -= 1
+    num_later = count_later_starts(video.num_frames, video.fps, step, num_frames, config)
     frames = strided_frames(video.num_frames, num_frames + num_later, step, fraction)
     start = int(view * (num_later + 1))
     return frames[start : start + num_frames]
+
+
+def count_later_starts(
+    stored_frames: int, fps: float, step: float, num_frames: int, config: DataConfig
+) -> int:
+    """Return at how many later frames than the first one a view can begin.
+
+    They are whole steps apart, up to data.views_apart_s or the last clip that a video has.
+    """
+    # The small term is for quotients that are whole but for rounding.
+    wanted = math.floor(config.views_apart_s * fps / step + NTSC_TOLERANCE)
+    # The frame at `steps` steps is at most half a frame later.
+    possible = math.floor((stored_frames - 0.5) / step) - (num_frames - 1)
+    num_later = max(0, min(wanted, possible))
+    while num_later and clip_offsets(num_frames + num_later, step)[-1] >= stored_frames:
+        num_later -= 1
+    return num_later
 
 
 def join_frames(rows: Sequence[PlanRow]) -> tuple[int, ...]:
@@ -412,14 +425,13 @@ def join_frames(rows: Sequence[PlanRow]) -> tuple[int, ...]:
     return tuple(sorted({frame for row in rows for frame in row.frames}))
 
 
-def locate_frames(rows: Sequence[PlanRow], numbers: Sequence[int]) -> list[list[int]]:
-    """Return the frames of each clip, as they are numbered in a video that was cut out for them.
+def index_frames(rows: Sequence[PlanRow]) -> list[list[int]]:
+    """Return where the frames of each clip are among those of `join_frames`.
 
-    numbers: those of all clips' frames in that video. If it was cut out from frame 8 on, the frames
-    10, 12 of one clip and 12, 14 of another are [[2, 4], [4, 6]].
+    Clips of the frames 10, 12 and 12, 14 have [[0, 1], [1, 2]].
     """
-    number_of = dict(zip(join_frames(rows), sorted(set(numbers)), strict=True))
-    return [list(map(number_of.__getitem__, row.frames)) for row in rows]
+    index_of = {frame: index for index, frame in enumerate(join_frames(rows))}
+    return [[index_of[frame] for frame in row.frames] for row in rows]
 
 
 def frame_step(fps: Number, stored_stride: Number, config: DataConfig) -> Number:

@@ -24,6 +24,7 @@ TINY = [
     "model.encoder_depth=1",
     "model.decoder_depth=1",
 ]
+VIEWS = ["model.views=2", "data.repeats=2", "model.masking=random"]
 
 
 Report = Callable[..., tuple[int, dict[str, str]]]
@@ -40,7 +41,9 @@ def report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
     def run(*arguments: str) -> tuple[int, dict[str, str]]:
         is_intact = doctor.check_environment()
-        options = doctor.parse_arguments([*arguments, *TINY, "--seconds", "0.05"])
+        # Shards come first, and later overrides win.
+        words = [*arguments[:1], *TINY, *arguments[1:]]
+        options = doctor.parse_arguments([*words, "--seconds", "0.05"])
         status = doctor.main(options) or not is_intact
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) < 45, "a report is a page"
@@ -75,12 +78,12 @@ def test_a_healthy_machine_and_its_shards(report: Report, synthetic_shards: Path
 def test_views_are_loaded_and_timed_as_many_as_there_are(
     report: Report, synthetic_shards: Path
 ) -> None:
-    views = ["model.views=2", "data.repeats=2", "data.views_apart_s=1", "model.masking=random"]
-    status, lines = report(str(synthetic_shards), "data.frame_stride=2", *views)
+    apart = ["data.frame_stride=2", "data.views_apart_s=1", "batch_size=4"]
+    status, lines = report(str(synthetic_shards), *VIEWS, *apart)
     assert status == 0, lines["all"]
     assert "with this configuration" in lines["loading"]
     assert "data.repeats=1" not in lines["all"], "no other number of clips makes these views"
-    assert "compares 2 views of each of 1 videos" in lines["all"]
+    assert "a step compares 2 views of each of 2 videos" in lines["all"]
 
 
 def test_without_shards_it_measures_the_step(report: Report) -> None:
@@ -167,7 +170,8 @@ def test_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_several_ranks_time_their_network_and_name_the_slowest() -> None:
+@pytest.mark.parametrize("overrides", [["global_batch=6"], ["global_batch=8", *VIEWS]])
+def test_several_ranks_time_their_network_and_name_the_slowest(overrides: list[str]) -> None:
     torchrun = [
         sys.executable,
         "-m",
@@ -177,7 +181,7 @@ def test_several_ranks_time_their_network_and_name_the_slowest() -> None:
         "2",
         "doctor.py",
     ]
-    arguments = [*torchrun, *TINY, "--seconds", "0.05", "global_batch=6", "steps=5"]
+    arguments = [*torchrun, *TINY, "--seconds", "0.05", "batch_size=4", "steps=5", *overrides]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  machine ") == 1, "one rank reports"
@@ -188,7 +192,7 @@ def test_several_ranks_time_their_network_and_name_the_slowest() -> None:
     assert re.search(
         r"slowest       rank [01] on \S+ trains \S+ clips/s, the median is ", done.stdout
     )
-    assert "5 steps of 6 clips" in done.stdout
+    assert f"5 steps of {overrides[0].removeprefix('global_batch=')} clips" in done.stdout
 
 
 def test_a_duration_that_is_none() -> None:

@@ -19,10 +19,13 @@ from adamae.common.errors import InputError
 from adamae.pipeline.config import DataConfig
 from adamae.pipeline.planning import sample_order
 from adamae.pipeline.planning.plan import (
+    NTSC_TOLERANCE,
     ClipPlan,
     EvaluationPlan,
     PlanRow,
     TrainingPlan,
+    clip_offsets,
+    count_later_starts,
     join_frames,
     segment_frames,
     split_step,
@@ -279,6 +282,25 @@ def test_views_of_videos_without_spare_frames_share_them() -> None:
             assert row.frames == tuple(min(index, num_frames - 1) for index in range(4))
     plan = make_plan(make_table([8], num_frames=5), config, batch_size=8)
     assert {row.frames[0] for row in stream([plan], 8)} == {0, 1}
+
+
+@given(
+    stored_frames=st.integers(1, 100),
+    step=st.one_of(st.integers(1, 9).map(float), st.floats(0.05, 9)),
+    num_frames=st.integers(1, 16),
+    apart_s=st.floats(0.1, 20),
+)
+def test_as_many_views_begin_later_as_a_video_has_frames_for(
+    stored_frames: int, step: float, num_frames: int, apart_s: float
+) -> None:
+    config = DataConfig(frame_stride=1, repeats=2, views_apart_s=apart_s)
+    num_later = count_later_starts(stored_frames, 10, step, num_frames, config)
+    possible = [
+        later
+        for later in range(math.floor(apart_s * 10 / step + NTSC_TOLERANCE) + 1)
+        if clip_offsets(num_frames + later, step)[-1] < stored_frames
+    ]
+    assert num_later == max(possible, default=0)
 
 
 @pytest.mark.parametrize(

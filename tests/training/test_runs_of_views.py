@@ -89,8 +89,9 @@ def test_weights_of_views_are_read_started_from_and_exported(
     [
         ("data.repeats=4", "model.views is 2 and data.repeats 4: the views"),
         ("task=finetune", "model.views is for pre-training: remove it with task=finetune"),
-        ("batch_size=2", "batch_size makes forward passes of 2 clips, all views of one video"),
-        ("batch_size=4 global_batch=6", "global_batch is 6, which forward passes of up to 4 clips"),
+        ("batch_size=2", "global_batch is 2, all views of one video"),
+        ("batch_size=4 global_batch=8", "several forward passes of batch_size=4, and model.views"),
+        ("model.target=none model.decoder_share=.5", "model.decoder_share does nothing with model"),
     ],
 )
 def test_what_views_cannot_do_is_one_sentence_at_the_start(
@@ -101,15 +102,18 @@ def test_what_views_cannot_do_is_one_sentence_at_the_start(
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-def test_passes_and_short_videos_are_named_at_the_start(
+def test_few_and_short_videos_are_named_at_the_start(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(parse([*arguments, *VIEWS, "batch_size=4", "global_batch=8", "steps=1"]))
+    train(parse([*arguments, *VIEWS, "steps=1"]))
     log = capsys.readouterr().err
-    assert "a forward pass of all ranks compares 2 views of each of 2 videos" in log
-    assert "that a step has 2 passes adds none" in log
+    assert "a step compares 2 views of each of 4 videos" in log
+    assert "holds some twice" not in log
     assert "videos are too short for clips that begin" not in log
     shutil.rmtree(tmp_path / "run")
-    train(parse([*arguments, *VIEWS, "data.views_apart_s=60", "steps=1"]))
+    few = ["data.views_apart_s=60", "data.subset=3", "steps=1"]
+    train(parse([*arguments, *VIEWS, *few]))
     log = capsys.readouterr().err
+    assert "WARNING: there are 3 videos, so a step holds some twice" in log
+    assert "lower batch_size (or global_batch) to 6" in log
     assert "16 of 16 videos are too short for clips that begin 60 s apart" in log
