@@ -77,7 +77,7 @@ def test_a_step_waits_for_nothing_and_uploads_the_crops_alone(
     assert 0.3 * bytes_of_frames < bytes_per_step < 0.9 * bytes_of_frames
 
 
-# Ten runs.
+# Eleven runs.
 @pytest.mark.slow
 def test_every_masking_strategy_and_target_ends(
     library: Path, synthetic_shards: Path, tmp_path: Path
@@ -89,6 +89,8 @@ def test_every_masking_strategy_and_target_ends(
         change = [f"model.target={target}"]
         if target == "teacher":
             change.append(f"model.teacher={write_random_teacher(config, tmp_path)}")
+        if target == "none":
+            change += ["model.views=2", "data.repeats=2", "batch_size=4", "model.masking=random"]
         changes.append(change)
     changes.append(["model.in_channels=1"])
     common = [*SETTINGS, f"data.shards={synthetic_shards}", "model.mask_ratio=0.5"]
