@@ -40,7 +40,7 @@ def cut_clips(first_clip: int, rows: list[PlanRow], first_frame: int) -> list[Cu
     """Return the cuts of a video's clips, whose frames were decoded from `first_frame` on."""
     cuts = []
     for clip, (row, indices) in enumerate(zip(rows, index_frames(rows), strict=True), first_clip):
-        first = indices[0]
+        first = min(indices)
         order = [index - first for index in indices]
         cuts.append(Cut(clip, row, first_frame + first, order))
     return cuts
