@@ -63,9 +63,14 @@ MEASURES = ("finetune_top1", "attentive_probe_top1", "linear_top1", "knn_top1")
 NOTES = [
     "Top-1 of the last weights, mean over seeds; _std: their standard deviation.",
     "_gain: mean difference to random masking of the same ratio and seed, _over_scratch: to"
-    " training from scratch with the same seed; _error: the difference's standard error over"
-    " seeds.",
+    " training from scratch with the same seed, _over_masks: of another objective to masked"
+    " prediction with the same masking and seed, at the only ratio of that; _error: the"
+    " difference's standard error over seeds.",
 ]
+
+
+# Strategy, mask ratio and number of labels, of points that differ by their seeds alone.
+Group = tuple[str, float | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -353,7 +358,7 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
 
     The fewest labels come first, and of as many the best.
     """
-    groups: dict[tuple[str, float | None, int | None], list[Row]] = {}
+    groups: dict[Group, list[Row]] = {}
     for row in rows:
         key = row["strategy"], row["mask_ratio"], row["labels"]
         groups.setdefault(key, []).append(row)
@@ -361,12 +366,7 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
     for (strategy, ratio, labels), group in groups.items():
         line: Row = {"strategy": strategy, "mask_ratio": ratio, "labels": labels}
         line["seeds"] = len(group)
-        # A baseline is not compared with itself.
-        baselines: dict[str, tuple[str, float | None, int | None]] = {}
-        if strategy != BASELINE:
-            baselines["gain"] = (BASELINE, ratio, labels)
-        if strategy != SCRATCH:
-            baselines["over_scratch"] = (SCRATCH, None, labels)
+        baselines = find_baselines((strategy, ratio, labels), groups)
         for measure in MEASURES:
             by_seed = select(group, measure)
             if not by_seed:
@@ -384,6 +384,21 @@ def summarize(rows: Iterable[Row]) -> list[Row]:
         return [line["labels"] or math.inf, *[-line.get(measure, 0) for measure in MEASURES]]
 
     return sorted(summary, key=order)
+
+
+def find_baselines(group: Group, groups: Iterable[Group]) -> dict[str, Group]:
+    """Return what a group is compared with, by the name of the gain; never with itself."""
+    strategy, ratio, labels = group
+    baselines: dict[str, Group] = {}
+    if strategy != BASELINE:
+        baselines["gain"] = (BASELINE, ratio, labels)
+    if strategy != SCRATCH:
+        baselines["over_scratch"] = (SCRATCH, None, labels)
+    _, _, masking = strategy.partition("/")
+    masks = [other for other in groups if (other[0], other[2]) == (masking, labels)]
+    if len(masks) == 1:
+        baselines["over_masks"] = masks[0]
+    return baselines
 
 
 def select(rows: list[Row], measure: str) -> dict[int, float]:

@@ -143,6 +143,15 @@ def test_gains_are_paired_by_seed() -> None:
     assert last["strategy"] == "scratch"
 
 
+def test_an_objective_is_compared_with_masks_of_one_ratio() -> None:
+    views = [make_row("views/random", 0.5, seed, 0.8) for seed in range(3)]
+    best, base = summarize([*RANDOM, *views])
+    assert best["finetune_top1_over_masks"] == pytest.approx(0.2)
+    assert "finetune_top1_over_masks" not in base
+    best, *_ = summarize([*RANDOM, make_row("random", 0.5, 0, 0.1), *views])
+    assert "finetune_top1_over_masks" not in best, "two ratios, and none of them named"
+
+
 def test_gains_are_those_with_as_many_labels() -> None:
     few = [row | {"labels": 50, "finetune_top1": 0.3} for row in RANDOM]
     rows = summarize([*RANDOM, *few, *ADAPTIVE, *[row | {"labels": 50} for row in ADAPTIVE]])
